@@ -16,7 +16,7 @@ from penstock.gateway.models.pools import Pool
 from penstock.gateway.requests.caller import Caller
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 
-SHOWN = ("name", "role", "models", "fallback")
+SHOWN = ("name", "role", "models", "fallback", "apis")
 """Fields of a pool that are shown. Others may have secrets: of them only the name is, where they are set."""
 
 

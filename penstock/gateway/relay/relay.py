@@ -347,7 +347,8 @@ class _RequestRelay:
         try:
             if endpoint.apis is None or not translation.is_translated(endpoint.apis, self._incoming):
                 return None
-            return await translation.translate(self._incoming, self._record.request_id)
+            hosted = endpoint.upstream.hosted
+            return await translation.translate(self._incoming, self._record.request_id, hosted=hosted)
         except ApiError:
             endpoint.breaker.release_probe(self._sent_at)
             raise

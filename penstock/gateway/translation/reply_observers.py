@@ -52,28 +52,38 @@ class TranslatedStream(StreamObserver):
 
     def finish(self, now: float) -> bytes:
         StreamObserver.finish(self, now)
-        if not (self.ended or self.seen.lacks_end):
-            self._end()
+        if self.seen.ended:
+            self._try(self._end)
+        elif not self.seen.lacks_end:  # that the relay tells
+            self._made += self.error(StreamError(502, UNREADABLE, "The model server's reply has no end."))
         return self._take()
 
     def _read(self, event: Event, now: float) -> Any:
         meaning = StreamObserver._read(self, event, now)
         if event.data is None and event.raw.startswith(b":") and not self.ended:
             self._made += self.reply.keep_alive  # it tells clients that somebody is there
-        if event.data and not self.ended:
-            try:
-                self._translate(event.data)
-            except TranslationError as error:
-                if not error.own:
-                    self.seen.note_problem(str(error))
-                self._fail(error.error)
+        if (data := event.data) is not None:
+            self._try(lambda: self._translate(data))
+        if meaning.error is not None and not self.ended:
+            self._fail(StreamError(502, "upstream_failed", "The model server failed."))
         return meaning
+
+    def _try(self, step: Callable[[], None]) -> None:
+        """Make what is next; if that fails, the end."""
+        if self.ended:
+            return
+        try:
+            step()
+        except TranslationError as error:
+            if not error.own:
+                self.seen.note_problem(str(error))
+            self._fail(error.error)
 
     def _translate(self, data: bytes) -> None:
         if data.startswith(_DONE):
             self._end()
             return
-        if data.isspace():
+        if not data or data.isspace():
             return
         output = self.output
         had_ended = output.finish_reason is not None

@@ -60,7 +60,10 @@ def is_translated(apis: frozenset[str], incoming: IncomingRequest) -> bool:
 class Translation:
     """One request for one endpoint that does not speak its API."""
 
-    def __init__(self, incoming: IncomingRequest, request: TranslatedRequest, request_id: str) -> None:
+    def __init__(
+        self, incoming: IncomingRequest, request: TranslatedRequest, request_id: str, *, hosted: bool
+    ) -> None:
+        """``hosted``: the API is somebody else's, who needs not know what sessions are called."""
         assert incoming.body is not None, "only requests that generate are translated"
         raw = encode_json(request.fields)
         body = msgspec.structs.replace(incoming.body, raw=raw, include_usage=None)
@@ -68,7 +71,7 @@ class Translation:
             incoming,
             target=_chat_target(incoming.target),
             path=CHAT_PATH.decode(),
-            headers=_chat_headers(incoming.headers, body.session),
+            headers=_chat_headers(incoming.headers, None if hosted else body.session),
             raw=raw,
             body=body,
         )
@@ -137,16 +140,16 @@ class Translation:
         return messages_error(shown, self._request_id) if self._messages else response_error(shown)
 
 
-async def translate(incoming: IncomingRequest, request_id: str) -> Translation:
+async def translate(incoming: IncomingRequest, request_id: str, *, hosted: bool = False) -> Translation:
     """Translate a request. Raises ApiError."""
     if len(incoming.raw) > THREAD_BYTES:
-        return await asyncio.to_thread(_translate, incoming, request_id)
-    return _translate(incoming, request_id)
+        return await asyncio.to_thread(_translate, incoming, request_id, hosted)
+    return _translate(incoming, request_id, hosted)
 
 
-def _translate(incoming: IncomingRequest, request_id: str) -> Translation:
+def _translate(incoming: IncomingRequest, request_id: str, hosted: bool) -> Translation:
     request = TRANSLATED[APIS[incoming.path]](incoming.raw, request_id)
-    return Translation(incoming, request, request_id)
+    return Translation(incoming, request, request_id, hosted=hosted)
 
 
 def _chat_target(target: bytes) -> bytes:

@@ -69,6 +69,14 @@ BAD_STREAMS = {
     "another type": (events(TEXT, '{"choices":[{"delta":{"content":7}}]}', "[DONE]"), "content_error"),
     "an error": (events(TEXT, ERROR, "[DONE]"), "model_server_error"),
     "an error at once": (events(ERROR), "model_server_error"),
+    "an error by name": (
+        lambda call: (
+            call.stream(TEXT, end=False),
+            call.chunk(b'event: error\ndata: {"reason":"no"}\n\n'),
+            call.send(b"0\r\n\r\n"),
+        ),
+        "model_server_error",
+    ),
     "no end": (events(TEXT), "network_error"),
     "cut": (broken(TEXT), "network_error"),
     "a call without a name": (events(call_piece(index=0, function={"arguments": "{"})), "content_error"),
