@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock.cli import terminal
 from penstock.cli.command import Command
-from penstock.config.drain import DrainConfig, UndrainConfig
 from penstock.config.errors import ConfigError
+from penstock.config.oncall import DrainConfig, UndrainConfig
 from penstock.config.origins import Origins
 
 

@@ -23,6 +23,7 @@ from penstock.gateway.billing.billing_file import journal_folder
 from penstock.gateway.billing.request_journal import RequestJournal
 from penstock.gateway.control.catching_up import CatchingUp
 from penstock.gateway.control.control_routes import ControlRoutes
+from penstock.gateway.control.dry_run import DryRun
 from penstock.gateway.control.endpoint_routes import EndpointRoutes
 from penstock.gateway.control.fan_out import FanOut
 from penstock.gateway.disaggregation.disaggregated_prefill import DisaggregatedPrefill
@@ -167,7 +168,7 @@ def assemble(
         relays_kv_transfer=config.allow_kv_transfer_params,
     )
     exposition = WorkerExposition(link, metrics)
-    control, catching_up = _make_control(config, pool, directory, link, clock, scoreboard)
+    control, catching_up = _make_control(router, directory, intake, link, scoreboard)
     app = GatewayApp(
         own_routes=OwnRoutes(
             intake.keys,
@@ -233,19 +234,19 @@ def _make_keys(config: GatewayConfig) -> ClientKeys:
 
 
 def _make_control(
-    config: GatewayConfig,
-    pool: EndpointPool,
+    router: Router,
     directory: ModelDirectory,
+    intake: Intake,
     link: KeeperLink,
-    clock: Callable[[], float],
     scoreboard: Scoreboard,
 ) -> tuple[ControlRoutes, CatchingUp]:
-    controls, fan_out = SharedControls(link), FanOut(pool)
-    drained = DrainedEndpoints(link)
+    pool = router.pool
+    controls, fan_out, drained = SharedControls(link), FanOut(pool), DrainedEndpoints(link)
     pool.on_updated.append(drained.follow)
     endpoint_routes = EndpointRoutes(pool, drained, scoreboard.in_flight_elsewhere)
-    routes = ControlRoutes(pool, directory, fan_out, controls, endpoint_routes)
-    catching_up = CatchingUp(controls, fan_out, routes.is_meant, clock)
+    dry_run = DryRun(router, directory, intake)
+    routes = ControlRoutes(pool, directory, fan_out, controls, endpoint_routes, dry_run)
+    catching_up = CatchingUp(controls, fan_out, routes.is_meant, router.clock)
     pool.on_updated.append(catching_up.follow)
     return routes, catching_up
 

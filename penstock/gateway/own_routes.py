@@ -13,6 +13,7 @@ from penstock import __version__
 from penstock.gateway.admission.client_keys import ClientKeys
 from penstock.gateway.admission.oidc.token_pending import TokenPending
 from penstock.gateway.control.control_routes import OPERATIONS, ControlRoutes
+from penstock.gateway.control.dry_run import ROUTE
 from penstock.gateway.control.endpoint_routes import ENDPOINT_PATHS
 from penstock.gateway.control.endpoint_state import endpoint_row
 from penstock.gateway.routing.endpoint_pool import EndpointPool
@@ -129,17 +130,18 @@ class OwnRoutes:
             check_local(http, unix_socket=None, loopback=self._loopback_administers)
         if self.draining:
             raise unavailable("The gateway is shutting down.", "draining")
-        if path not in ENDPOINT_PATHS:
+        if path in OPERATIONS:
             await self._control.answer(http)
         elif http.method != "POST":
             raise ApiError(405, f"{path} does not take {http.method}.", headers=[(b"allow", b"POST")])
         else:
-            await http.reply_json(encode_json(await self._control.endpoints.answer(http)))
+            asked = self._control.dry_run if path == ROUTE else self._control.endpoints
+            await http.reply_json(encode_json(await asked.answer(http)))
 
     def controls(self, path: str) -> bool:
         """Whether a request is for all servers of a pool, or for one endpoint, and there is anybody who may
         administer them."""
-        return (path in OPERATIONS or path in ENDPOINT_PATHS) and (
+        return (path in OPERATIONS or path in ENDPOINT_PATHS or path == ROUTE) and (
             self._loopback_administers or self._keys.has_admins
         )
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.gateway.admission.budget_store import (
     BudgetStore,
@@ -108,6 +108,26 @@ class Budgets:
             reserved.store.settle(reserved.caller.id, reserved.request, rest, counted=counted)
             if reserved.store is not self._local:
                 self._local.settle(reserved.caller.id, reserved.request, rest, counted=counted)
+
+    async def left(self, caller: Caller) -> list[dict[str, Any]] | None:
+        """What is left of each budget of a client; nothing is taken. None: the store does not say."""
+        now = month_of(self.wall())
+        charges = [Charge(each, 0, now if each.is_monthly else "") for each in caller.budgets]
+        if not charges:
+            return []
+        try:
+            found = await self.store.reserve(caller.id, "", charges, None)
+        except BudgetStoreError:
+            return None
+        return [
+            {
+                "budget": budget.name,
+                "whose": owner_in_words(budget, caller.name),
+                "amount": _written(budget, budget.amount),
+                "left": _written(budget, budget.remaining(debt)),
+            }
+            for budget, debt in zip(caller.budgets, found.debts, strict=False)
+        ]
 
     async def close(self) -> None:
         await self.store.close()

@@ -95,6 +95,11 @@ class ClientKeys:
         self._admins.refuse_client(path)
         return caller
 
+    def find(self, digest: bytes) -> Caller:
+        """The client of the key with this SHA-256. Raises ApiError if none is good now."""
+        caller = self._clients.get(digest)
+        return self._of_token(digest, {}) if caller is None else caller
+
     async def follow(self) -> None:
         """Keep to the file and to the time, until it is cancelled."""
         if self._file is None:

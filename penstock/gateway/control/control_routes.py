@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
+from penstock.gateway.control.dry_run import DryRun
 from penstock.gateway.control.endpoint_routes import EndpointRoutes
 from penstock.gateway.control.fan_out import EndpointReceipt, FanOut
 from penstock.gateway.models.directory import ModelDirectory
@@ -97,9 +98,11 @@ class ControlRoutes:
         fan_out: FanOut,
         controls: SharedControls,
         endpoints: EndpointRoutes,
+        dry_run: DryRun,
     ) -> None:
         self.endpoints = endpoints
         """Operations on one endpoint."""
+        self.dry_run = dry_run
         self._pool = pool
         self._directory = directory
         self._fan_out = fan_out

@@ -245,7 +245,20 @@ class ModelDirectory:
         """The models and endpoints to try for a request that names the model ``asked``, one after the other.
         Raises ApiError if there are none."""
         route = self._routes.find_route(asked)
-        target = asked if route is None else self._routes.draw(route, asked, session)
+        return self.steps_to(asked, self._target(route, asked, session), route)
+
+    def target(self, asked: str, session: str | None) -> tuple[str | None, ModelRoute | None, str]:
+        """What a name stands for: the name or pattern of its route, the route (both None: it has none), and
+        one of the targets."""
+        route = self._routes.find_route(asked)
+        name = next((name for name, each in self._routes.all.items() if each is route), None)
+        return name, route, self._target(route, asked, session)
+
+    def _target(self, route: ModelRoute | None, asked: str, session: str | None) -> str:
+        return asked if route is None else self._routes.draw(route, asked, session)
+
+    def steps_to(self, asked: str, target: str, route: ModelRoute | None) -> tuple[FallbackStep, ...]:
+        """See :meth:`steps`; target and route are those of :meth:`target`."""
         key = (asked, target)
         steps = self._steps.get(key)
         if steps is None:

@@ -4,7 +4,7 @@ learned."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.gateway.routing.endpoint import Endpoint
 
@@ -69,6 +69,17 @@ class EndpointCapacity:
         # The scraped counts, with what was sent and what has ended since.
         occupied = load.waiting + load.running + in_flight - endpoint.in_flight_at_scrape
         return (self._fixed or learned.limit) - max(occupied, in_flight)
+
+    def peek(self, endpoint: Endpoint, now: float) -> int:
+        """As :meth:`free`, but nothing is learned."""
+        known = self._learned.get(endpoint)
+        before = None if known is None else replace(known)
+        try:
+            return self.free(endpoint, now)
+        finally:
+            self._learned.pop(endpoint, None)
+            if before is not None:
+                self._learned[endpoint] = before
 
     def forget(self, endpoint: Endpoint) -> None:
         """The endpoint was removed."""

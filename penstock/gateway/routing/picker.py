@@ -54,7 +54,7 @@ class Picker:
             "session": self._session,
         }
         self._scorers = [(scorers[name], weight) for name, weight in weights.items() if weight]
-        self._weighed = {name for name, weight in weights.items() if weight}
+        self._names = [name for name, weight in weights.items() if weight]
 
     def pick(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> Endpoint:
         """The endpoint to send ``request`` to, remembered for affinity. Raises NoEndpointError."""
@@ -80,6 +80,25 @@ class Picker:
             return [picked]
         best = np.argsort(-scores, kind="stable")
         return [picked, *(self._endpoint(rows[index]) for index in best[:most] if index != choice)][:most]
+
+    def scores(
+        self, request: PickRequest, endpoints: Sequence[Endpoint], now: float
+    ) -> dict[Endpoint, tuple[float, dict[str, float]]]:
+        """The scores of those that :meth:`ranked` chooses among: the sum, and that of each scorer times its
+        weight. Nothing is remembered."""
+        try:
+            rows = self._candidates(request, endpoints, now)
+        except NoEndpointError:
+            return {}
+        parts = {}
+        for name, (scorer, weight) in zip(self._names, self._scorers, strict=True):
+            some = scorer(request, self._columns, rows)
+            parts[name] = np.zeros(len(rows)) if some is None else weight * some
+        found = {}
+        for at, row in enumerate(rows):
+            own = {name: round(float(part[at]), 4) for name, part in parts.items()}
+            found[self._endpoint(row)] = round(sum(own.values()), 4), own
+        return found
 
     def has_candidate(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> bool:
         """Whether :meth:`pick` would find an endpoint."""
@@ -199,7 +218,7 @@ class Picker:
             scores = self._bounded(known, rows)
             if scores.any():
                 return scores
-        if not request.blocks or (request.session is not None and "session" in self._weighed):
+        if not request.blocks or (request.session is not None and "session" in self._names):
             return None
         hashed = self._hashed(request.blocks[0], rows, None if known is None else known > 0.0)
         return None if hashed is None else UNNAMED * hashed
@@ -235,7 +254,7 @@ class Picker:
             scores = self._bounded(left_out.astype(np.float64), rows)
             if scores.any():
                 return scores
-        if "prefix" in self._weighed and (shares := self._cached_shares(request)) is not None:
+        if "prefix" in self._names and (shares := self._cached_shares(request)) is not None:
             most = shares[rows].max()
             if most >= MOSTLY:
                 elsewhere = shares[rows] < most - NEARLY

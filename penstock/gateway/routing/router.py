@@ -74,11 +74,7 @@ class Router:
             request.subset = frozenset(
                 each.url for each in self.pool.endpoints if incoming.allows(each.destination)
             )
-        if self.prefill is not None:
-            request.subset = self.prefill.restrict(request.subset)
-        self._leave_failing(request)
-        if request.steps[0].overflow is not None:
-            self._overflow(request)
+        self._begin_step(request)
         assert request.incoming is not None, "it was made of one"
         permit = self.admission.permit(request.incoming, record)
         if permit is not None and permit.must_enter:
@@ -95,6 +91,35 @@ class Router:
                 self.finish(request, record)
                 raise
         return request
+
+    def _begin_step(self, request: PickRequest) -> None:
+        """Go on with the step that takes the request now, and the endpoints that answer."""
+        if self.prefill is not None:
+            request.subset = self.prefill.restrict(request.subset)
+        self._leave_failing(request)
+        if request.steps[0].overflow is not None:
+            self._overflow(request)
+
+    def preview(self, request: PickRequest, most: int) -> list[Endpoint]:
+        """The endpoint that a request of this moment would be sent to, and those for retries, at most
+        ``most`` in all. The request goes on to the step that takes it; nothing else changes, nobody is asked.
+        Raises NoEndpointError."""
+        self._begin_step(request)
+        now = self.clock()
+        try:
+            return self._previewed(request, most, now)
+        except NoEndpointError:
+            if not self.fall_back(request, now):
+                raise
+            return self._previewed(request, most, now)
+
+    def _previewed(self, request: PickRequest, most: int, now: float) -> list[Endpoint]:
+        endpoints, free = request.steps[0].endpoints, self.capacity.peek
+        ranked = self.picker.ranked(request, endpoints, now, most)
+        if self.admission.flow is not None and request.owners is None and free(ranked[0], now) <= 0:
+            places = self._with_places(request, endpoints, now, free)
+            ranked = self.picker.ranked(request, places, now, most)
+        return ranked
 
     async def _look_ahead(self, request: PickRequest, gone: asyncio.Future[None] | None) -> None:
         """Find out where the prompt is cached, and have it computed where that pays."""
@@ -173,7 +198,9 @@ class Router:
         if flow is None or not flow.queued_s:
             ranked = self.picker.ranked(request, endpoints, now, most)
         if flow is not None and (flow.queued_s or self.capacity.free(ranked[0], now) <= 0):
-            ranked = self.picker.ranked(request, self._with_places(request, endpoints, now), now, most)
+            ranked = self.picker.ranked(
+                request, self._with_places(request, endpoints, now, self.capacity.free), now, most
+            )
         self.picker.remember(request, ranked[0])
         if self.caches is not None and request.prompt is not None:
             self.caches.expect(request.prompt, ranked[0], now)
@@ -267,10 +294,14 @@ class Router:
         return bool(listed) and self.picker.has_candidate(request, listed, self.clock())
 
     def _with_places(
-        self, request: PickRequest, endpoints: Sequence[Endpoint], now: float
+        self,
+        request: PickRequest,
+        endpoints: Sequence[Endpoint],
+        now: float,
+        free: Callable[[Endpoint, float], int],
     ) -> Sequence[Endpoint]:
         """The ``endpoints`` that are not full; all if all are."""
-        free, tried, subset = self.capacity.free, request.tried, request.subset
+        tried, subset = request.tried, request.subset
         usable = [each for each in endpoints if not each.removed and free(each, now) > 0]
         allowed = (each for each in usable if each not in tried and (subset is None or each.url in subset))
         return usable if any(each.is_ready(now) for each in allowed) else endpoints
