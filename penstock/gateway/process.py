@@ -265,7 +265,7 @@ class _Worker:
         loop, kubernetes = asyncio.get_running_loop(), self._parts.kubernetes
         news = asyncio.Event() if kubernetes is None else kubernetes.news
         document = self._endpoint_source.document()
-        targets = await resolve(document.urls(), (), document.hosted())
+        targets = await resolve(document.looked_up())
         schedule = ResolveSchedule(self._config.resolve_interval, loop.time())
         while True:
             news.clear()
@@ -280,7 +280,7 @@ class _Worker:
                 changed, due = latest is not document, schedule.is_due(loop.time(), away=self._is_any_away())
                 if changed or due:
                     document, before = latest, targets
-                    targets = await resolve(document.urls(), before, document.hosted())
+                    targets = await resolve(document.looked_up(), before)
                     schedule.resolved(loop.time())
                     if changed or targets != before:
                         break
@@ -295,6 +295,7 @@ class _Worker:
         """Endpoints, pools and routes of models hold from here on."""
         parts, kubernetes = self._parts, self._parts.kubernetes
         found, pools, routes = document.in_pools(targets), document.pools, document.routes
+        found += document.hosted()
         if kubernetes is not None:
             found += kubernetes.endpoints_in(pools)
             pools = kubernetes.with_pools(pools)

@@ -69,7 +69,20 @@ class EndpointsDocument(msgspec.Struct, frozen=True, kw_only=True):
     """How pools are reached, by their names and the paths of their URLs; missing: as the options say."""
 
     def urls(self) -> list[str]:
-        return [*self.endpoints, *(url for pool in self.pools for url in pool.endpoints)]
+        return [*dict.fromkeys((*self.endpoints, *(url for pool in self.pools for url in pool.endpoints)))]
+
+    def looked_up(self) -> list[str]:
+        """URLs whose names are looked up: an API of others knows itself what is behind its name."""
+        return [*self.endpoints, *(url for pool in self.pools if not pool.hosted for url in pool.endpoints)]
+
+    def hosted(self) -> list[ResolvedEndpoint]:
+        """The endpoints of APIs of others, one for each URL of a pool."""
+        return [
+            _in_pool(ResolvedEndpoint(url), pool)
+            for pool in self.pools
+            if pool.hosted
+            for url in pool.endpoints
+        ]
 
     def in_pools(self, targets: Iterable[ResolvedEndpoint]) -> list[ResolvedEndpoint]:
         """The endpoints with the names of their pools, and their roles."""
@@ -83,10 +96,6 @@ class EndpointsDocument(msgspec.Struct, frozen=True, kw_only=True):
             replace(each, upstream=self.upstreams.get(each.pool, none).get(urlsplit(each.url).path))
             for each in targets
         ]
-
-    def hosted(self) -> set[str]:
-        """URLs of APIs of others, which know themselves what is behind their names."""
-        return {url for pool in self.pools if pool.hosted for url in pool.endpoints}
 
     def pool_of(self) -> dict[str, Pool]:
         """The pools of URLs that have one."""
@@ -116,7 +125,7 @@ def read_endpoints(text: str) -> EndpointsDocument:
     )
     endpoints = tuple(dict.fromkeys(_urls(document.endpoints, problems)))
     problems.found += _pool_problems(pools)
-    problems.found += _twice("endpoint", [*endpoints, *(url for pool in pools for url in pool.endpoints)])
+    problems.found += _endpoint_problems(endpoints, pools)
     routes: dict[str, ModelRoute] = {}
     for name, said in document.models.items():
         if said.is_route:
@@ -166,6 +175,17 @@ def _urls(urls: Iterable[str], problems: Problems, path: re.Pattern[str] | None 
 def _pool_problems(pools: Iterable[Pool]) -> list[str]:
     itself = [f"pool {pool.name!r}: its fallback is itself" for pool in pools if pool.name in pool.fallback]
     return [*_twice("pool", [pool.name for pool in pools]), *itself]
+
+
+def _endpoint_problems(endpoints: Iterable[str], pools: Iterable[Pool]) -> list[str]:
+    """Pools of an API of others may be several accounts there; own servers are in one pool."""
+    once, hosted = [*endpoints], dict[str, None]()
+    for pool in pools:
+        if pool.hosted and len(set(pool.endpoints)) == len(pool.endpoints):
+            hosted.update(dict.fromkeys(pool.endpoints))
+        else:
+            once += pool.endpoints
+    return _twice("endpoint", [*once, *hosted])
 
 
 def _twice(what: str, values: list[str]) -> list[str]:

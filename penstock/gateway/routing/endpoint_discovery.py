@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Hashable, Iterable, Sequence, Set
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from urllib.parse import urlsplit
@@ -47,6 +47,10 @@ class ResolvedEndpoint:
         return parts.scheme, parts.hostname, self.address, port_of(self.url), path, self.upstream
 
     @property
+    def is_hosted(self) -> bool:
+        return self.upstream is not None and self.upstream.hosted
+
+    @property
     def label(self) -> str:
         """URL of this one endpoint, used in metrics and logs. It has the address, as the name may stand for
         more servers at any time."""
@@ -61,18 +65,12 @@ def host_and_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-async def resolve(
-    urls: Iterable[str], known: Sequence[ResolvedEndpoint] = (), by_name: Set[str] = frozenset()
-) -> list[ResolvedEndpoint]:
+async def resolve(urls: Iterable[str], known: Sequence[ResolvedEndpoint] = ()) -> list[ResolvedEndpoint]:
     """One endpoint for each address of each host name. A name that does not resolve keeps its endpoints among
     ``known``, because name servers fail more often than all the hosts of a name. Without any it becomes one
-    endpoint by its name, so that it shows up as unreachable. URLs ``by_name`` are one endpoint each, whatever
-    is behind their names."""
+    endpoint by its name, so that it shows up as unreachable."""
     found: list[ResolvedEndpoint] = []
     for url in urls:
-        if url in by_name:
-            found.append(ResolvedEndpoint(url))
-            continue
         host = urlsplit(url).hostname
         try:
             infos = await asyncio.get_running_loop().getaddrinfo(host, port_of(url), type=socket.SOCK_STREAM)

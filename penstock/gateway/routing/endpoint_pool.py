@@ -94,8 +94,9 @@ class EndpointPool:
         labels = Counter(target.label for target in wanted.values())
         for identity, target in wanted.items():
             if identity not in self._known:
-                shared = labels[target.label] > 1  # a proxy tells several servers apart by name
-                label = f"{target.label}#{urlsplit(target.url).hostname}" if shared else target.label
+                label = target.label
+                if labels[label] > 1:  # a proxy tells several servers apart by name, an API accounts by key
+                    label += f"#{target.pool if target.is_hosted else urlsplit(target.url).hostname}"
                 log.info("endpoint %s added", label)
                 upstream = target.upstream or self._upstream
                 endpoint = Endpoint(label, breaker=CircuitBreaker(self._failing_clients), upstream=upstream)

@@ -20,6 +20,7 @@ from penstock.gateway.discovery.endpoints_file import (
 from penstock.gateway.models.model_routes import ModelRoute, read_routes
 from penstock.gateway.models.pools import Pool
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
+from penstock.gateway.routing.endpoint_pool import EndpointPool
 from tests.gateway.behaviours import good
 from tests.gateway.processes import Upstream, eventually, gateway
 
@@ -151,6 +152,22 @@ def test_connections_that_are_refused(
     with pytest.raises(ConfigError, match=problem) as raised:
         EndpointSource(GatewayConfig(endpoints_file=str(path)))
     assert "secret" not in str(raised.value)
+
+
+def test_accounts_at_one_api_are_pools(tmp_path: Path) -> None:
+    url, path = "https://api.example/v1", tmp_path / "endpoints.yaml"
+    pools = [{"name": name, "hosted": True, "key": "client", "endpoints": [url]} for name in ("a", "b")]
+    path.write_bytes(msgspec.json.encode({"pools": [*pools, {"name": "own", "endpoints": ["http://own"]}]}))
+    source = EndpointSource(GatewayConfig(endpoints_file=str(path)))
+    document = source.document()
+    assert document.urls() == [url, "http://own"]
+    assert document.looked_up() == ["http://own"]
+    pool = EndpointPool(source.upstreams.default, lambda endpoint: None)
+    pool.update(document.reached(document.hosted()))
+    assert [(each.url, each.pool) for each in pool.endpoints] == [(f"{url}#a", "a"), (f"{url}#b", "b")]
+    for other in ({"endpoints": [url]}, {"hosted": True, "endpoints": [url, url]}):
+        with pytest.raises(ValueError, match=f"endpoint '{url}' is given twice"):
+            read_endpoints(msgspec.json.encode({"pools": [*pools, {"name": "c", **other}]}).decode())
 
 
 def test_what_stays_the_same_keeps_its_connections(tmp_path: Path) -> None:
