@@ -13,6 +13,7 @@ from penstock.gateway.admission.flow_queue import FlowQueue, Waiter
 from penstock.gateway.admission.other_queues import NO_OTHERS, OtherQueues, key_for_all, rank_for_all
 from penstock.gateway.requests.apis import gateway_error
 from penstock.http.admission import retry_headers
+from penstock.http.eager import TasklessFuture
 from penstock.http.errors import ApiError
 from penstock.http.request import ClientGone
 
@@ -128,18 +129,20 @@ class FlowControl:
             return
         waiter = self._waiter(request, now)
         self._queue(waiter, gate, now)
+        if gone is not None:
+            gone.add_done_callback(waiter.leave)
         try:
-            waits_for = (waiter.granted,) if gone is None else (waiter.granted, gone)
-            await asyncio.wait(waits_for, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
+            await waiter.granted
+        except (asyncio.CancelledError, ClientGone):
             self._withdraw(waiter, gate)
             raise
         finally:
             request.queued_s = self._clock() - now
+            if gone is not None:
+                gone.remove_done_callback(waiter.leave)
         if gone is not None and gone.done():
             self._withdraw(waiter, gate)
             raise ClientGone
-        waiter.granted.result()
         request.promised_by, request.expected = gate, waiter.expected
 
     def sent(self, request: FlowRequest) -> None:
@@ -184,6 +187,9 @@ class FlowControl:
             and gate.has_turn(gate.rank(), now)
         ]:
             waiter, gate = self._next(gates)
+            if waiter.granted.done():  # its client has gone in this turn of the event loop
+                self._remove(waiter, gate)
+                continue
             if waiter.deadline <= now:
                 self._refuse_late(waiter, gate, now)
                 continue
@@ -257,14 +263,14 @@ class FlowControl:
             size=request.size,
             arrived_at=now,
             deadline=min(now + min(self._limits.timeout_s, request.timeout_s), request.deadline),
-            granted=asyncio.get_running_loop().create_future(),
+            granted=TasklessFuture(),
         )
 
     def _withdraw(self, waiter: Waiter, gate: Gate) -> None:
         """Remove a waiter whose client has gone."""
         if waiter in gate.queue:
             self._remove(waiter, gate)
-        elif waiter.granted.exception() is None:
+        elif not waiter.granted.cancelled() and waiter.granted.exception() is None:
             gate.promise(-1)
             self._shares.end(waiter.flow, waiter.expected, 0.0, waiter.weight)
             self.fill_places()
@@ -356,11 +362,13 @@ class Gate:
 
     def has_place(self, now: float, others: int = 0) -> bool:
         """``others``: places that other gates were granted just now."""
-        return self.have_free(self.promised + others + self.others.promised(self.key), now)
+        if not self.others.alone:
+            others += self.others.promised(self.key)
+        return self.have_free(self.promised + others, now)
 
     def has_turn(self, rank: int, now: float) -> bool:
         """Whether a place that is free is for a request of this rank, and not for another worker's."""
-        first = self.others.first(self.key)
+        first = 0 if self.others.alone else self.others.first(self.key)
         if not first or rank <= first:
             return True
         if first != self._yields_to:
@@ -380,8 +388,10 @@ class Gate:
         self.publish()
 
     def publish(self) -> None:
-        """The other workers, after each change."""
-        if self.others is not NO_OTHERS:
+        """Tell the other workers, after each change; without any, that there is nothing for them to know."""
+        if self.others.alone:
+            self.others.publish(self.key, 0, 0)
+        else:
             self.others.publish(self.key, self.promised, self.rank())
 
     def retry_after(self, priority: int, now: float) -> float:
@@ -392,8 +402,9 @@ class Gate:
 
 
 def _refuse(waiter: Waiter, error: Exception) -> None:
-    waiter.granted.set_exception(error)
-    waiter.granted.exception()  # retrieved here: its client may have gone
+    if not waiter.granted.done():
+        waiter.granted.set_exception(error)
+        waiter.granted.exception()  # retrieved here: its client may have gone
 
 
 def _busy(reason: str, message: str, retry_after_s: float) -> ApiError:

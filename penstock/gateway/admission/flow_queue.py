@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.gateway.admission.fair_shares import FairShares
+from penstock.http.request import ClientGone
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +29,11 @@ class Waiter:
     """Done when it may be sent; an exception when it may not."""
     expected: float = 0.0
     """Tokens with which its flow was charged."""
+
+    def leave(self, gone: asyncio.Future[None]) -> None:
+        """Its client has gone."""
+        if not self.granted.done():
+            self.granted.set_exception(ClientGone())
 
 
 @dataclass(slots=True, eq=False)

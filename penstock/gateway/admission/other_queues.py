@@ -16,6 +16,10 @@ class OtherQueues(Protocol):
     """Figures are of all other workers together, by :func:`key_for_all` of the endpoints waited for."""
 
     @property
+    def alone(self) -> bool:
+        """Whether there are no other workers now."""
+
+    @property
     def are_waiting(self) -> bool:
         """Whether requests wait anywhere."""
 
@@ -36,6 +40,7 @@ class OtherQueues(Protocol):
 class _NoOthers:
     """There are no other workers."""
 
+    alone = True
     are_waiting = False
 
     def publish(self, key: int, promised: int, first: int) -> None:

@@ -144,6 +144,10 @@ class Scoreboard:
             self._link.tell_others(WAKE, b"")
 
     @property
+    def alone(self) -> bool:
+        return not self._link.siblings
+
+    @property
     def are_waiting(self) -> bool:
         return any(each.is_waiting for each in self._others())
 
