@@ -6,9 +6,10 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any, Literal
 
 from penstock.gateway.admission.budget_store import (
@@ -63,6 +64,9 @@ class Budgets:
     """Gives Unix times."""
     _local: MemoryBudgetStore = field(init=False)
     _absent_until: float = -math.inf
+    _own: str = field(default_factory=lambda: secrets.token_hex(8))
+    """With which the names of this process's requests begin."""
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def __post_init__(self) -> None:
         self._local = MemoryBudgetStore(self.clock)
@@ -77,7 +81,7 @@ class Budgets:
         models: Sequence[str] = (),
     ) -> Reserved:
         """Reserve what a request for one of ``models`` is estimated to need. Raises ApiError."""
-        request, month = secrets.token_hex(8), ""
+        request, month = f"{self._own}-{next(self._numbers)}", ""
         amounts = _amounts(1, input_tokens, output_tokens, cost)
         charges = []
         for budget in caller.budgets:

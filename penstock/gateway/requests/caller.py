@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 PERIODS_S = {"minute": 60.0, "hour": 3600.0, "day": 86_400.0, "month": 0.0}
 """Periods by the names that budgets end with; 0: the calendar month, in UTC."""
@@ -25,20 +26,19 @@ class Budget:
     """Whose it is, if it is not the client's alone."""
     model: str = ""
     """Name or pattern of the models for which it holds; empty: for all."""
+    unit: str = field(init=False, compare=False, repr=False)
+    """``requests``, ``tokens``, ``input-tokens``, ``output-tokens`` or ``cost``."""
+    is_monthly: bool = field(init=False, compare=False, repr=False)
 
-    @classmethod
-    def named(cls, name: str, amount: int, owner: str = "", model: str = "") -> Budget:
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unit", self.name.rpartition("-per-")[0])
+        object.__setattr__(self, "is_monthly", not self.period_s)
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def named(name: str, amount: int, owner: str = "", model: str = "") -> Budget:
         """A budget whose period is that of its name."""
-        return cls(name, amount, PERIODS_S[name.rpartition("-per-")[2]], owner, model)
-
-    @property
-    def unit(self) -> str:
-        """``requests``, ``tokens``, ``input-tokens``, ``output-tokens`` or ``cost``."""
-        return self.name.rpartition("-per-")[0]
-
-    @property
-    def is_monthly(self) -> bool:
-        return not self.period_s
+        return Budget(name, amount, PERIODS_S[name.rpartition("-per-")[2]], owner, model)
 
     def remaining(self, debt: float) -> int:
         """What is left of it, by its state in the store."""

@@ -16,13 +16,14 @@ import msgspec
 from penstock.gateway.admission.budget_store import (
     BudgetStoreError,
     Charge,
+    LOOKS,
     MemoryBudgetStore,
     Reservation,
-    is_answered,
 )
 from penstock.gateway.requests.caller import Budget
 from penstock.gateway.workers.keeper_link import KeeperLink
 from penstock.gateway.workers.letters import Letter, WorkerName
+from penstock.http.eager import TasklessFuture
 
 TIMEOUT_S = 5.0
 """Wait for the keeper: a process that lives on this host and does not answer for so long hangs."""
@@ -61,7 +62,11 @@ class SharedBudgetStore:
         self._link = link
         self._timeout_s = timeout_s
         self._numbers = count(1)
-        self._asked: dict[int, asyncio.Future[Reservation]] = {}
+        self._asked: dict[int, tuple[TasklessFuture[Reservation], int]] = {}
+        """What is waited for, and the look before."""
+        self._looks = 0
+        """How often it was looked for answers, see :data:`LOOKS`."""
+        self._timer: asyncio.TimerHandle | None = None
         self._unsent: list[_Question] = []
         link.on(ANSWERS, self._on_answers)
 
@@ -69,13 +74,12 @@ class SharedBudgetStore:
         self, client: str, request: str, charges: Sequence[Charge], most_concurrent: int | None
     ) -> Reservation:
         number = next(self._numbers)
-        answer: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
-        self._asked[number] = answer
+        answer: TasklessFuture[Reservation] = TasklessFuture()
+        self._asked[number] = answer, self._looks
+        self._watch()
         self._ask(_Question(number, client, request, _plain(charges), most_concurrent, counted=False))
         try:
-            if not await is_answered(answer, self._timeout_s):
-                raise BudgetStoreError(SILENT)
-            return answer.result()
+            return await answer
         except (BudgetStoreError, asyncio.CancelledError):
             if most_concurrent is not None:  # it may be granted: its charges stand, but it does not run
                 self.settle(client, request, (), counted=True)
@@ -88,6 +92,23 @@ class SharedBudgetStore:
 
     async def close(self) -> None:
         self._send()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _watch(self) -> None:
+        if self._timer is None:
+            delay_s = self._timeout_s / LOOKS
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
+
+    def _look(self) -> None:
+        """Give up answers for which it was looked often enough."""
+        self._timer = None
+        self._looks += 1
+        for answer, before in self._asked.values():
+            if self._looks - before > LOOKS:
+                _fail(answer)
+        if self._asked:
+            self._watch()
 
     def _ask(self, question: _Question) -> None:
         if not self._unsent:
@@ -98,15 +119,19 @@ class SharedBudgetStore:
         questions, self._unsent = self._unsent, []
         if questions and not self._link.ask_keeper(QUESTIONS, _encode(questions)):
             for question in questions:
-                answer = self._asked.get(question.number)
-                if answer is not None and not answer.done():
-                    answer.set_exception(BudgetStoreError(SILENT))
+                if (asked := self._asked.get(question.number)) is not None:
+                    _fail(asked[0])
 
     def _on_answers(self, caller: WorkerName | None, data: bytes) -> None:
         for each in _answers.decode(data):
-            answer = self._asked.get(each.number)
-            if answer is not None and not answer.done():
-                answer.set_result(Reservation(each.debts, each.exceeded, each.too_many, each.wait_s))
+            asked = self._asked.get(each.number)
+            if asked is not None and not asked[0].done():
+                asked[0].set_result(Reservation(each.debts, each.exceeded, each.too_many, each.wait_s))
+
+
+def _fail(answer: TasklessFuture[Reservation]) -> None:
+    if not answer.done():
+        answer.set_exception(BudgetStoreError(SILENT))
 
 
 class BudgetKeeper:
