@@ -14,9 +14,9 @@ from itertools import count
 import msgspec
 
 from penstock.gateway.admission.budget_store import (
+    LOOKS,
     BudgetStoreError,
     Charge,
-    LOOKS,
     MemoryBudgetStore,
     Reservation,
 )
