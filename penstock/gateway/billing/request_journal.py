@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import count
 
 import msgspec
@@ -94,7 +95,7 @@ class RequestJournal:
 
     def begin(self, record: RequestRecord) -> None:
         """A request is admitted: it has a line from here on, whatever becomes of this process."""
-        if (slot := self._take_slot()) is not None:
+        if record not in self._begun and (slot := self._take_slot()) is not None:
             id = self._new_id()
             self._begun[record] = slot, id
             self._unsent.append(record)
@@ -196,4 +197,10 @@ class RequestJournal:
 
 
 def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+    second = int(at)
+    return f"{_second(second)}.{int(1000 * (at - second)):03}+00:00"
+
+
+@lru_cache(64)
+def _second(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
