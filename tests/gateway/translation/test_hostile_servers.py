@@ -286,3 +286,29 @@ def test_signs_of_life_are_passed_on(upstream: Upstream, front: Gateway) -> None
 
     upstream.behaviour = behave
     assert messages(front).text.startswith("event: ping\n")
+
+
+def test_a_vendor_that_speaks_chat_alone(tmp_path: Path) -> None:
+    """It gets its own key and path, and nothing that only Anthropic or the gateway's own servers need."""
+    key, path = tmp_path / "key", tmp_path / "endpoints.yaml"
+    key.write_text("sk-vendor\n")
+    key.chmod(0o600)
+    with Upstream(whole('{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}')) as vendor:
+        pool = f"name: v, endpoints: ['{vendor.url}/api/v1'], hosted: true, key: {{file: {key}}}"
+        path.write_text(f"pools:\n- {{{pool}, models: [m], apis: [chat]}}\n")
+        with gateway(options=("--endpoints-file", str(path))) as front:
+            reply = front.client.post(
+                "/v1/messages?beta=true",
+                json={
+                    "model": "m",
+                    "max_tokens": 5,
+                    "metadata": {"user_id": "somebody"},
+                    "messages": [{"role": "user", "content": "a"}],
+                },
+                headers={"x-api-key": "sk-1", "anthropic-version": "2023-06-01", "anthropic-beta": "b"},
+            )
+    assert reply.json()["content"] == [{"type": "text", "text": "Hi"}]
+    [call] = [each for each in vendor.calls if each.method == "POST"]
+    assert (call.path, call.headers["authorization"]) == ("/api/v1/chat/completions", "Bearer sk-vendor")
+    assert not {"x-api-key", "x-session-id", "anthropic-version", "anthropic-beta"} & call.headers.keys()
+    assert b"somebody" not in call.body
