@@ -61,8 +61,11 @@ def _check_endpoints(config: GatewayConfig) -> None:
 def _check_client_keys(config: GatewayConfig) -> None:
     if config.client_keys_file is not None:
         warn_if_open_to_others("--client-keys-file", config.client_keys_file)
+        problems = Problems()
         for entry in clients_file(config.client_keys_file).latest().issuers:
-            _check_issuer(f"--client-keys-file {config.client_keys_file}: issuer {entry.issuer}", entry)
+            with problems.collected():
+                _check_issuer(f"--client-keys-file {config.client_keys_file}: issuer {entry.issuer}", entry)
+        problems.raise_all()
 
 
 def _check_issuer(where: str, entry: IssuerEntry) -> None:

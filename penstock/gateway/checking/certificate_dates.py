@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from penstock.config.gateway import GatewayConfig
+from penstock.gateway.models.pools import Pool
 
 SOON_S = 14 * 86_400.0
 """A certificate that ends earlier is warned of."""
@@ -25,30 +26,40 @@ _TIMES = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
 _VERSION = 0xA0
 
 
-def certificates(config: GatewayConfig, now: float | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+def certificates(
+    config: GatewayConfig, pools: Iterable[Pool] = (), now: float | None = None
+) -> tuple[list[dict[str, Any]], list[str]]:
     """The files of certificates, each with the end of the one that ends first, and warnings of those that
     have ended or will soon. Files that cannot be read are left out: they are errors. ``now``: seconds since
     the epoch."""
     now = time.time() if now is None else now
     found, warnings = [], []
-    for field in FILES:
-        if (path := getattr(config, field)) is None:
-            continue
+    for where, path in _files(config, pools):
         try:
             ends = [
                 _not_after(ssl.PEM_cert_to_DER_cert(text)) for text in _PEM.findall(Path(path).read_text())
             ]
         except (OSError, ValueError):
             continue
-        flag = f"--{field.replace('_', '-')}"
         if ends:
             first = min(ends)
-            found.append({"option": flag, "file": path, "until": first.isoformat()})
+            found.append({"option": where, "file": path, "until": first.isoformat()})
             if first.timestamp() - now < SOON_S:
                 did = "has ended" if first.timestamp() <= now else "ends"
                 which = "the certificate" if len(ends) == 1 else f"the first of {len(ends)} certificates"
-                warnings.append(f"{flag} {path}: {which} {did} on {first:%Y-%m-%d %H:%M} UTC")
+                warnings.append(f"{where} {path}: {which} {did} on {first:%Y-%m-%d %H:%M} UTC")
     return found, warnings
+
+
+def _files(config: GatewayConfig, pools: Iterable[Pool]) -> Iterator[tuple[str, str]]:
+    """Where each file of certificates is named, and its path."""
+    for field in FILES:
+        if (path := getattr(config, field)) is not None:
+            yield f"--{field.replace('_', '-')}", path
+    for pool in pools:
+        for field in ("ca_file", "cert_file"):
+            if pool.tls is not None and (path := getattr(pool.tls, field)) is not None:
+                yield f"pool {pool.name}: tls.{field.replace('_', '-')}", path
 
 
 def _not_after(der: bytes) -> datetime:

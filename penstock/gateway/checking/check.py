@@ -46,7 +46,7 @@ def check(config: GatewayConfig, origins: Origins, problems: Sequence[str]) -> R
             if loaded.client_keys_file is not None:
                 clients = clients_file(loaded.client_keys_file).latest()
         targets = asyncio.run(_resolve_all(document.urls()))
-        dates, expiring = certificates(loaded)
+        dates, expiring = certificates(loaded, document.pools)
     errors = list(dict.fromkeys([*problems, *found.found]))
     warnings += [*expiring, *_doubtful_names(loaded, document, targets)]
     return {

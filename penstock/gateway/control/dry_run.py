@@ -117,7 +117,7 @@ class DryRun:
         return incoming, record
 
     def _step(self, step: FallbackStep, request: PickRequest) -> dict[str, Any]:
-        now, holds = self._router.clock(), step.endpoints is request.steps[0].endpoints
+        now, holds = self._router.clock(), step is request.steps[0]
         scores = self._router.picker.scores(request, step.endpoints, now) if holds else {}
         limited = self._router.admission.flow is not None
         return {

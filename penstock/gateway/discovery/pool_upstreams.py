@@ -101,12 +101,19 @@ class PoolUpstreams:
                 f"pool {pool.name}: a hosted API needs key, so that it gets none that is meant for others: "
                 f"{KEY_FORMS}"
             )
-        default, read_key = self.default, self._key_reader(pool)
-        _check_headers(pool)
+        default, tls, problems = self.default, self.default.tls, Problems()
+        read_key: Callable[[], Key] = lambda: None  # noqa: E731
+        with problems.collected():
+            read_key = self._key_reader(pool)
+        with problems.collected():
+            _check_headers(pool)
+        with problems.collected():
+            tls = _tls(pool, default.tls)
+        problems.raise_all(ValueError)
         common = Upstream(
             timeouts=_timeouts(pool, default.timeouts),
             http2=pool.http2 or default.http2,
-            tls=_tls(pool, default.tls),
+            tls=tls,
             max_attempts=pool.max_attempts or default.max_attempts,
             hosted=pool.hosted,
             key_source=_key_source(pool, default.key_source),

@@ -331,7 +331,8 @@ class RoutedRequests:
             return
         if outcome in ENDPOINT_FAULTS:
             record = routed.record
-            last.note_failure(outcome, record.reason, record.status, record.request_id)
+            own_status = 0 if NO_CONNECTION in entry.flags else record.status  # else it is Envoy's
+            last.note_failure(outcome, record.reason, own_status, record.request_id)
         if NO_CONNECTION in entry.flags:
             last.breaker.record_unavailable(now, sent_at)
         elif routed.backs_off:

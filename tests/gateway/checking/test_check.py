@@ -178,8 +178,27 @@ def test_certificates_that_end_soon_are_warned_of(
     assert warning == f"--ssl-certfile {made.chain}: the certificate ends on {dates['until'][:10]} " + (
         f"{dates['until'][11:16]} UTC"
     )
-    _, [warning] = certificates(config, time.time() + 1e12)
+    _, [warning] = certificates(config, now=time.time() + 1e12)
     assert "has ended on" in warning
+
+
+def test_all_that_is_wrong_with_a_pool_is_told_and_when_its_certificates_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = "pools: [{name: far, hosted: true, endpoints: ['https://localhost:1'], key: {file: KEY},"
+    pool += " tls: {ca-file: CA}, headers: {x-secret: verysecret}}]\n"
+    text = pool.replace("KEY", "/no/key").replace("CA", "/no/ca")
+    lines, _ = checked(capsys, "--endpoints-file", write(tmp_path / "fleet.yaml", text), code=2)
+    assert lines[0] == "2 errors"
+    assert "pool far: key.file /no/key: No such file" in lines[1]
+    assert "/no/ca: " in lines[2]
+    authority = files.make(tmp_path).authority
+    text = pool.replace("KEY", write(tmp_path / "key", "sk-pool\n")).replace("CA", authority)
+    lines, text = checked(capsys, "--endpoints-file", write(tmp_path / "fleet.yaml", text))
+    assert any(line.startswith(f"  pool far: tls.ca-file {authority}: until ") for line in lines)
+    assert any(line.startswith("pool far; ") and "with hosted, key, headers, tls" in line for line in lines)
+    assert "verysecret" not in text
+    assert "sk-pool" not in text
 
 
 def test_it_runs_as_a_command() -> None:
