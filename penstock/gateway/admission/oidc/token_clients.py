@@ -7,6 +7,7 @@ are checked in turns of a few milliseconds, so that a flood of them holds up no 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -28,6 +29,8 @@ from penstock.gateway.requests.caller import Caller
 from penstock.http.access_keys import refused_key
 from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError
+
+log = logging.getLogger(__name__)
 
 TURN_S = 0.002
 """Most seconds of checks in one turn of the event loop; one check is made in any case."""
@@ -191,6 +194,10 @@ class TokenClients:
                 self._refuse(waiting, refusal, now + MIN_INTERVAL_S)
         except TokenRefused as refusal:
             self._refuse(waiting, refusal, now + REFUSED_S)
+        except Exception:  # whatever it is, it is about one token
+            log.exception("a token cannot be checked")
+            fault = TokenRefused("token_malformed", "The token cannot be checked.")
+            self._refuse(waiting, fault, now + MIN_INTERVAL_S)
         else:
             until = min(good.expires, self._sources[good.issuer.issuer].valid_until)
             self._accept(waiting, self._labelled(good.caller), until)

@@ -190,6 +190,27 @@ def test_a_flood_of_bad_tokens_leaves_turns_to_others(
     with_issuer(tmp_path, run)
 
 
+def test_a_fault_is_one_token_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others that wait with it are checked."""
+
+    async def run(clients: Clients, served: Issuer, authority: str) -> None:
+        clients.configure([entry(served, authority)], frozenset())
+        assert await clients.caller(served.token())
+        usual = IssuerEntry.caller
+
+        def caller(self: IssuerEntry, claims: dict[str, Any]) -> Caller | None:
+            assert claims["sub"] != "bad"
+            return usual(self, claims)
+
+        monkeypatch.setattr(IssuerEntry, "caller", caller)
+        tokens = [served.token(sub=name) for name in ("a", "bad", "b")]
+        a, bad, b = await asyncio.gather(*map(clients.caller, tokens), return_exceptions=True)
+        assert getattr(bad, "code", None) == "token_malformed"
+        assert [getattr(each, "name", None) for each in (a, b)] == ["a", "b"]
+
+    with_issuer(tmp_path, run)
+
+
 def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_clients, "MAX_CACHED_BYTES", 10_000)
     monkeypatch.setattr(token_clients, "MAX_REFUSED", 5)
