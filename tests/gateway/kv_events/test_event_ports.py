@@ -10,7 +10,7 @@ from penstock.gateway.routing.endpoint import Endpoint
 
 
 def addresses(ports: EventPorts, url: str, destination: str = "") -> list[tuple[int, str, str | None]]:
-    found = ports.addresses(Endpoint(url, destination))
+    found = ports.addresses(Endpoint(url, destination=destination))
     return [(each.source.rank, each.events, each.replay) for each in found]
 
 
