@@ -17,6 +17,7 @@ from penstock.gateway.admission.clients_file import clients_file
 from penstock.gateway.admission.envoy_certificates import certificate_files
 from penstock.gateway.admission.flow_control import FlowControl, FlowLimits
 from penstock.gateway.admission.intake import Intake
+from penstock.gateway.admission.shared_shares import SharedShares, ShareStore
 from penstock.gateway.app import GatewayApp
 from penstock.gateway.billing.billing import Billing
 from penstock.gateway.billing.billing_file import journal_folder
@@ -277,7 +278,10 @@ def make_admission(
     budgets = Budgets(store, clock, config.budget_store_outage, share=1.0 / config.workers)
     name = None if header is None else header.lower().encode()
     billing = Billing(journal=_make_journal(config, clock))
-    return Admission(budgets, flow, name, config.request_timeout, billing)
+    admission = Admission(budgets, flow, name, config.request_timeout, billing)
+    if flow is not None and isinstance(store, ShareStore):
+        admission.shared_shares = SharedShares(flow.shares, store)
+    return admission
 
 
 def _make_journal(config: GatewayConfig, clock: Callable[[], float]) -> RequestJournal | None:

@@ -147,6 +147,8 @@ class _Worker:
             background.append(parts.caches.run())
         if parts.certificates is not None:
             background.append(watch_files(parts.certificates))
+        if (shares := parts.relay.router.admission.shared_shares) is not None:
+            background.append(shares.run())
         if self._config.models_interval:
             background.append(self._learn_models())
         if self._config.scrape_interval:

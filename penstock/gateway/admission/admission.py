@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from penstock.gateway.admission.budgets import Budgets, Reserved, rate_limit_headers
 from penstock.gateway.admission.flow_control import FlowControl, FlowRequest, HaveFree
+from penstock.gateway.admission.shared_shares import SharedShares
 from penstock.gateway.billing.billing import Billing
 from penstock.gateway.metric_definitions import QUEUED, QUEUED_BYTES, Figure
 from penstock.gateway.requests.caller import Caller
@@ -64,6 +65,8 @@ class Admission:
     """``--request-timeout``, which waiting is a part of."""
     billing: Billing = field(default_factory=Billing)
     """What becomes of the costs of requests."""
+    shared_shares: SharedShares | None = None
+    """Fair shares over several gateways; None: those of this process."""
     _outputs: dict[str, float] = field(default_factory=dict)
     """Average tokens of a reply by the name of a key, and of all others."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import islice
 
 MAX_FLOWS = 1 << 14
 """Flows remembered; the least recently used one that does not wait is forgotten, and starts like one that was
@@ -71,6 +72,9 @@ class FairShares:
         """Where flows start when nobody waits."""
         self._ratio = _Ratio()
         """Ratio of all flows."""
+        self.untold: dict[str, float] | None = None
+        """Tokens served, divided by weight, of which other gateways were not told; below 0 if they were told
+        of too many. None: there are no others."""
 
     def start_of(self, flow: str) -> float:
         """Virtual time at which the next request of a flow that waits may begin: the smallest is first."""
@@ -98,6 +102,7 @@ class FairShares:
         expected = tokens * (found.ratio.value or self._ratio.value or 1.0)
         found.served += expected / weight
         found.expected += expected / weight
+        self._count(flow, expected / weight)
         return expected
 
     def end(self, flow: str, expected: float, tokens: float, weight: float, estimated: float = 0.0) -> None:
@@ -105,11 +110,41 @@ class FairShares:
         :meth:`begin` got, 0 if nothing is to be learned of it."""
         if estimated:
             self._ratio.learn(tokens, estimated)
+        self._count(flow, (tokens - expected) / weight)
         if (found := self._flows.get(flow)) is not None:
             found.served += (tokens - expected) / weight
             found.expected = max(0.0, found.expected - expected / weight)
             if estimated:
                 found.ratio.learn(tokens, estimated)
+
+    # -- other gateways
+
+    def _count(self, flow: str, served: float) -> None:
+        if self.untold is not None and (flow in self.untold or len(self.untold) < self._most_flows):
+            self.untold[flow] = self.untold.get(flow, 0.0) + served
+
+    def take_untold(self, most: int) -> dict[str, float]:
+        """What others are to be told, of at most so many flows, those with the most; the rest waits."""
+        if not self.untold:
+            return {}
+        told = {flow: served for flow, served in self.untold.items() if served > 0.0}
+        if len(told) > most:
+            told = dict(sorted(told.items(), key=lambda each: -each[1])[:most])
+        self.untold = {
+            flow: served
+            for flow, served in self.untold.items()
+            if served and flow not in told and flow in self._flows
+        }
+        return told
+
+    def waiting_flows(self, most: int) -> list[str]:
+        """Flows that wait, at most so many."""
+        return list(islice(self._waiting, most))
+
+    def add_elsewhere(self, flow: str, served: float) -> None:
+        """Other gateways have served a flow, which may wait here, so many tokens, divided by its weight."""
+        if (found := self._waiting.get(flow)) is not None:
+            found.served += served
 
     def _enter(self, flow: str) -> _Flow:
         """The flow; one that does not wait starts where those are that do."""

@@ -82,7 +82,7 @@ class FlowControl:
         self._limits = limits
         self._clock = clock
         self._others = others
-        self._shares = FairShares()
+        self.shares = FairShares()
         self._gates: dict[Hashable, Gate] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._fills_soon = False
@@ -156,7 +156,7 @@ class FlowControl:
         self.sent(request)
         used = request.expected if tokens is None else tokens
         estimated = 0.0 if tokens is None else request.tokens
-        self._shares.end(request.flow, request.expected, used, request.weight, estimated)
+        self.shares.end(request.flow, request.expected, used, request.weight, estimated)
         if (self.waiting or self._others.are_waiting) and not self._fills_soon:
             self._fills_soon = True
             asyncio.get_running_loop().call_soon(self._fill_after_ends)
@@ -193,7 +193,7 @@ class FlowControl:
             if waiter.deadline <= now:
                 self._refuse_late(waiter, gate, now)
                 continue
-            waiter.expected = self._shares.begin(waiter.flow, waiter.tokens, waiter.weight)
+            waiter.expected = self.shares.begin(waiter.flow, waiter.tokens, waiter.weight)
             self._remove(waiter, gate)
             gate.rate.count_departure(now)
             gate.promise(1)
@@ -222,7 +222,7 @@ class FlowControl:
     def _grant(self, request: FlowRequest, gate: Gate) -> None:
         gate.promise(1)
         request.promised_by = gate
-        request.expected = self._shares.begin(request.flow, request.tokens, request.weight)
+        request.expected = self.shares.begin(request.flow, request.tokens, request.weight)
 
     def _check(self) -> None:
         """Called regularly while requests wait."""
@@ -250,7 +250,7 @@ class FlowControl:
         if gate is None:
             if len(self._gates) >= MAX_GATES:
                 self._gates = {key: each for key, each in self._gates.items() if each.queue or each.promised}
-            gate = self._gates[key] = Gate(have_free, FlowQueue(self._shares), self._others, key_for_all(key))
+            gate = self._gates[key] = Gate(have_free, FlowQueue(self.shares), self._others, key_for_all(key))
         gate.have_free = have_free  # its endpoints are those of now
         return gate
 
@@ -272,7 +272,7 @@ class FlowControl:
             self._remove(waiter, gate)
         elif not waiter.granted.cancelled() and waiter.granted.exception() is None:
             gate.promise(-1)
-            self._shares.end(waiter.flow, waiter.expected, 0.0, waiter.weight)
+            self.shares.end(waiter.flow, waiter.expected, 0.0, waiter.weight)
             self.fill_places()
 
     def _queue(self, waiter: Waiter, gate: Gate, now: float) -> None:

@@ -10,7 +10,8 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from penstock.gateway.admission.budget_store import (
@@ -29,6 +30,7 @@ _log_lost = RateLimitedLog(log)
 
 PREFIX = "penstock:budgets"
 LEASES = f"{PREFIX}:worker:"
+SHARES = "penstock:shares:"
 MAX_UNSETTLED = 10_000
 """Ended requests that wait to be stored; beyond them the oldest are dropped, and their estimates stand."""
 SETTLE_RETRY_S = 1.0
@@ -37,6 +39,11 @@ MAX_AT_ONCE = 128
 LEASE_S, RENEW_S = 30.0, 10.0
 """Time for which a worker counts as alive that does not say again that it is, and when it says so: a gateway
 that has died holds its clients' places for no longer."""
+
+
+def _share_key(flow: str) -> str:
+    """Where the tokens of a flow are counted, of which the name is as long as a client likes."""
+    return f"{SHARES}{blake2b(flow.encode(errors='replace'), digest_size=16).hexdigest()}"
 
 
 class _Call(NamedTuple):
@@ -133,6 +140,25 @@ class RedisBudgetStore:
         self._unsettled.append(_Call("settle", client, name, charges))
         self._wake()
 
+    async def count_served(
+        self, served: Mapping[str, float], asked: Iterable[str], forget_s: float
+    ) -> Sequence[float]:
+        """See :class:`~penstock.gateway.admission.shared_shares.ShareStore`. Flows are named by hashes."""
+        sums = await self._answer(self._count_served(served, [*asked], int(1e3 * forget_s)))
+        return [float(each or 0) for each in sums]
+
+    async def _count_served(
+        self, served: Mapping[str, float], asked: Sequence[str], forget_ms: int
+    ) -> list[Any]:
+        async with self._client.pipeline(transaction=False) as pipe:
+            for flow, tokens in served.items():
+                pipe.incrbyfloat(_share_key(flow), tokens)
+                pipe.pexpire(_share_key(flow), forget_ms)
+            for flow in asked:
+                pipe.get(_share_key(flow))
+            replies: list[Any] = await pipe.execute()
+        return replies[2 * len(served) :]
+
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -206,7 +232,11 @@ class RedisBudgetStore:
 
     async def _run(self, calls: Sequence[_Call]) -> list[Any]:
         """The script's reply to each call, or an exception. Raises BudgetStoreError."""
-        running = asyncio.ensure_future(self._execute(calls))
+        return await self._answer(self._execute(calls))
+
+    async def _answer(self, asking: Coroutine[Any, Any, list[Any]]) -> list[Any]:
+        """Raises BudgetStoreError."""
+        running = asyncio.ensure_future(asking)
         try:
             if not await is_answered(running, self._timeout_s):
                 raise BudgetStoreError("time-out")
