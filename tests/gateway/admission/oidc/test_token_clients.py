@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.gateway.admission.budget_terms import PeriodTerms, SharedBudgets, TeamEntry
 from penstock.gateway.admission.oidc import key_source, token_clients
 from penstock.gateway.admission.oidc.issuer_entry import IssuerEntry
 from penstock.gateway.admission.oidc.key_source import KeyFetchError, KeySource
 from penstock.gateway.admission.oidc.token_clients import TokenClients
 from penstock.gateway.admission.oidc.token_pending import TokenPending
-from penstock.gateway.requests.caller import Caller
+from penstock.gateway.requests.caller import Budget, Caller
 from penstock.http.errors import ApiError
 from tests.gateway.token_issuer import OTHER_RSA, RSA, Issuer, issuer, public_jwk, signed
 
@@ -243,6 +245,29 @@ def test_settings_that_change_forget_what_they_granted(tmp_path: Path) -> None:
         clients.configure([], frozenset())
         assert not clients.is_on
         assert await clients.code(token) == (401, "token_issuer")
+
+    with_issuer(tmp_path, run)
+
+
+def test_clients_of_tokens_have_the_budgets_of_their_team(tmp_path: Path) -> None:
+    """Once, also when a token is checked again."""
+
+    async def run(clients: Clients, served: Issuer, authority: str) -> None:
+        issuers = [entry(served, authority, team="t", budgets={"cost-per-day": 1.5})]
+        own = Budget.named("cost-per-day", 1_500_000_000)
+        clients.configure(issuers, frozenset())
+        token = served.token()
+        assert (await clients.caller(token) or Caller()).budgets == (own,)
+        shared = SharedBudgets.read([TeamEntry("t", PeriodTerms(cost_per_month=Decimal(9)))], {})
+        for _ in range(2):
+            clients.configure(issuers, frozenset(), shared)
+            found = (await clients.caller(token) or Caller()).budgets
+            assert [(each.name, each.owner) for each in found] == [
+                ("cost-per-day", ""),
+                ("cost-per-month", "\nteam\nt"),
+            ]
+            clients.now += 10_000.0
+            token = served.token(exp=time.time() + 20_000)
 
     with_issuer(tmp_path, run)
 
