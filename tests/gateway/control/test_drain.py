@@ -16,7 +16,8 @@ from tests.gateway.processes import Call, Gateway, Upstream, eventually, gateway
 ADMIN = {"authorization": "Bearer admin-key"}
 USAGE = '"usage": {"prompt_tokens": 1, "completion_tokens": 1}'
 EVENT = f'{{"choices": [{{"text": "x", "finish_reason": "stop"}}], {USAGE}}}'
-OPTIONS = ("--admin-api-key", "admin-key", "--scorers", "session=1", "--workers", "2")
+OPTIONS = ("--admin-api-key", "admin-key", "--scorers", "session=1")
+TWO = (*OPTIONS, "--workers", "2")
 
 
 def answer(call: Call) -> None:
@@ -35,13 +36,12 @@ def change(front: Gateway, operation: str, url: str, **more: Any) -> httpx.Respo
 
 def burst(front: Gateway, count: int = 16) -> None:
     """Requests over connections of their own, which the supervisor spreads over the workers."""
-    for _ in range(count):
-        reply = httpx.post(
-            f"{front.url}/v1/completions",
-            json={"model": "m", "prompt": "p", "stream": True},
-            headers={"x-session-id": "s", "authorization": "Bearer admin-key"},
-        )
-        assert reply.status_code == 200
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=front.url, headers=ADMIN, limits=limits) as client:
+        for _ in range(count):
+            body = {"model": "m", "prompt": "p", "stream": True}
+            reply = client.post("/v1/completions", json=body, headers={"x-session-id": "s"})
+            assert reply.status_code == 200
 
 
 def generated(server: Upstream) -> int:
@@ -50,7 +50,7 @@ def generated(server: Upstream) -> int:
 
 def test_no_worker_sends_a_drained_endpoint_anything(tmp_path: Path) -> None:
     """Also not the session that it served, nor a worker that starts later."""
-    with Upstream(answer) as one, Upstream(answer) as two, gateway(one, two, options=OPTIONS) as front:
+    with Upstream(answer) as one, Upstream(answer) as two, gateway(one, two, options=TWO) as front:
         burst(front)
         drained, other = (one, two) if one.calls else (two, one)
         first = change(front, "drain", drained.url)
@@ -93,7 +93,7 @@ def test_the_call_tells_and_waits_for_what_runs() -> None:
 
     with (
         Upstream(slow) as server,
-        gateway(server, options=OPTIONS) as front,
+        gateway(server, options=TWO) as front,
         front.client.stream(
             "POST",
             "/v1/completions",
@@ -191,7 +191,7 @@ def test_the_mark_goes_with_the_endpoint(tmp_path: Path) -> None:
 
     with Upstream(answer) as one, Upstream(answer) as two:
         name(one, two)
-        with gateway(options=(*OPTIONS, "--endpoints-file", str(fleet))) as front:
+        with gateway(options=(*TWO, "--endpoints-file", str(fleet))) as front:
             change(front, "drain", one.url)
             name(two)
             eventually(lambda: all(endpoints(front) == 1 for _ in range(4)))

@@ -14,7 +14,8 @@ from penstock.cli.main import main
 from tests.gateway.processes import Call, Gateway, Upstream, closed_port, gateway
 
 ADMIN = {"authorization": "Bearer admin-key"}
-OPTIONS = ("--admin-api-key", "admin-key", "--workers", "2")
+OPTIONS = ("--admin-api-key", "admin-key")
+TWO = (*OPTIONS, "--workers", "2")
 
 
 def answer(call: Call) -> None:
@@ -55,7 +56,7 @@ def test_each_step_with_the_scores_and_obstacles_of_its_endpoints(tmp_path: Path
             f" {{name: spare, endpoints: ['{spare.url}']}}, {{name: far, endpoints: ['{other.url}']}}]\n"
             "models: {gpt-*: {targets: {big: 3, small: 1}}, fast: {targets: small}}\n"
         )
-        options = (*OPTIONS, "--endpoints-file", str(fleet), "--scorers", "queue=2,session=1")
+        options = (*TWO, "--endpoints-file", str(fleet), "--scorers", "queue=2,session=1")
         with gateway(options=options) as front:
             report = ask(front, model="gpt-4", session="s", api="completions")
             assert report["name"]["rule"] == "gpt-*"
