@@ -399,7 +399,7 @@ class Http2UpstreamConnection(asyncio.Protocol):
         settings = self.core.settings
         block = settings.block_start + self._origin + encode_fields(fields) + form.block
         size = h2.DEFAULT_FRAME_SIZE
-        head = h2.header_frames(stream_id, block, end_stream=not body, max_frame_size=size)
+        head = h2.header_frames(stream_id, block, end_stream=not body and rest == 0, max_frame_size=size)
         self._bodies.add(exchange, head, body, settings.initial_window)
 
     def send_part(self, exchange: Http2Exchange, data: bytes) -> None:
