@@ -83,13 +83,17 @@ class DryRun:
             "prompt_tokens": 0 if incoming.body is None else incoming.body.tokens,
         }
         report["name"] = _name(name, route, target, session)
-        steps = self._directory.steps_to(model, target, route)
-        request = pick_request(incoming, session, steps, self._router.ttft_slo_s)
-        request.client, request.record = record.client, record
+        known: Sequence[Endpoint] = ()
         if (id := incoming.response) is not None:
             known = self._router.owners.of(id)
-            request.owners = known or None
             report["stored_response"] = {"id": id, "known_at": [each.url for each in known]}
+        steps: Sequence[FallbackStep]
+        if known:
+            steps = (self._directory.step_at(known, model, session),)
+        else:
+            steps = self._directory.steps_to(model, target, route)
+        request = pick_request(incoming, session, steps, self._router.ttft_slo_s)
+        request.client, request.record, request.owners = record.client, record, known or None
         try:
             ranked = self._router.preview(request, len(self._router.pool.endpoints) or 1)
             report["endpoint"], report["then"] = ranked[0].url, [each.url for each in ranked[1:]]

@@ -137,6 +137,23 @@ def test_nothing_comes_of_asking(tmp_path: Path) -> None:
         assert ask(front, model="m", key_sha256=digest)["budgets"][0]["left"] == "0"
 
 
+def test_a_request_that_continues_a_stored_response_goes_to_its_owner() -> None:
+    def respond(call: Call) -> None:
+        call.reply(200, b'{"id": "resp_1", "object": "response", "status": "completed", "output": []}')
+
+    with Upstream(respond) as one, Upstream(respond) as two, gateway(one, two, options=OPTIONS) as front:
+        made = front.client.post("/v1/responses", json={"model": "m", "input": "x"}, headers=ADMIN)
+        assert made.status_code == 200
+        owner, other = (one, two) if one.calls else (two, one)
+        body = {"model": "m", "input": "x", "previous_response_id": "resp_1"}
+        for _ in range(4):
+            report = ask(front, api="responses", body=body)
+            assert report["endpoint"] == owner.url
+            assert report["stored_response"] == {"id": "resp_1", "known_at": [owner.url]}
+        rows = endpoints(report["steps"][0])
+        assert rows[other.url]["obstacles"] == ["it does not have the stored response"]
+
+
 def test_what_is_refused() -> None:
     with Upstream(answer) as server, gateway(server, options=(*OPTIONS, "--api-key", "client")) as front:
         path = "/admin/route"
