@@ -223,12 +223,15 @@ def test_a_key_or_a_token_is_checked(
 
     with issuer(tmp_path) as (served, authority):
         path.write_text(
-            f"keys: [{{name: one, key: sk-one-key}}, {{name: gone, key: sk-gone-key, revoked: true}}]\n"
+            "teams: [{name: lab, budgets: {cost-per-month: 12.5}}]\n"
+            "keys:\n- {name: one, team: lab, key: sk-one-key}\n"
+            "- {name: gone, key: sk-gone-key, revoked: true}\n"
             f"issuers: [{{issuer: '{served.url}', audience: penstock, ca-file: {authority}, models: [m]}}]\n"
         )
         path.chmod(0o600)
         one = examined("sk-one-key")
         assert (one["kind"], one["name"], one["expires"], one["models"]) == ("key", "one", "never", ["*"])
+        assert one["budgets"] == {"cost-per-month of the team 'lab'": "12.5"}
         assert examined("sk-gone-key")["refused"] == "key_revoked"
         assert examined("sk-other-key")["refused"] == "invalid_api_key"
         alice = examined(served.token())
