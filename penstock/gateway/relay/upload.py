@@ -18,13 +18,15 @@ async def upload(rest: BodyRest, exchange: Exchange, attempt: Attempt) -> None:
     """Send what is left, unless the attempt ends before. It is told when the client leaves, or does not send
     what it may."""
     try:
-        while part := await rest.read():
+        while not attempt.ended.done():  # a connection that had ended has taken nothing of it
+            part = await rest.read()
             await exchange.send_part(part)
+            if not part:
+                return
             await asyncio.sleep(0)  # what the endpoint has answered meanwhile is read before more is sent
             if attempt.ended.done() or (attempt.status or 0) >= ERROR:
                 return
             attempt.on_uploaded()
-        await exchange.send_part(b"")
     except ClientGone:
         attempt.on_disconnect()
     except ApiError as error:
