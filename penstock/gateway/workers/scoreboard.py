@@ -106,7 +106,7 @@ class Scoreboard:
 
     def in_flight_elsewhere(self, endpoint: Endpoint) -> int:
         """Requests of the other workers at the endpoint."""
-        return self._sum(hash(endpoint.url), 1)
+        return 0 if self.alone else self._sum(hash(endpoint.url), 1)
 
     def counts_elsewhere(self, url: str) -> Counts:
         """Requests of the other workers at an endpoint, those that its scraped load does not include, and
@@ -128,7 +128,8 @@ class Scoreboard:
     # -- sets of endpoints, see flow control
 
     def publish(self, key: int, promised: int, first: int) -> None:
-        if (at := self._entry(key, promised or first)) is not None:
+        at = self._entries.get(key)
+        if at is not None or (at := self._entry(key, promised or first)) is not None:
             self._own[at + 1] = promised
             self._own[WAITING] += bool(first) - bool(self._own[at + 2])
             self._own[at + 2] = first
