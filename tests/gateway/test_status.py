@@ -53,7 +53,7 @@ def test_the_latest_failures_of_all_workers(capsys: pytest.CaptureFixture[str]) 
         text = httpx.get(f"{front.url}/status").text
         assert "SECRET" not in text
         front.workers[0].kill()
-        eventually(lambda: len(front.workers) == 2)
+        eventually(lambda: any("is ready again" in line for line in front.lines))
         eventually(lambda: all(each == told for each in failures(front, server.url)))
         assert main(["status", "--url", front.url, "--interval", "0"]) == 0
         shown = capsys.readouterr().out
