@@ -228,7 +228,7 @@ class _RequestRelay:
 
     async def _try_endpoint(self, endpoint: Endpoint) -> bool:
         """Send the request to ``endpoint``; returns whether the request has ended."""
-        _relay, tokens = self._relay, self._request.tokens
+        tokens = self._request.tokens
         self._request.tried.add(endpoint)
         self._record.attempts += 1
         self._record.endpoint, self._record.pool = endpoint.url, endpoint.pool
