@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 
@@ -37,6 +38,10 @@ UNCODED = (b"accept-encoding", b"identity")
 §12.5.3)."""
 
 
+_of_address = lru_cache(maxsize=1024)(Caller)
+"""A client without a key; the object takes longer to make than to find."""
+
+
 @dataclass(frozen=True, slots=True)
 class Intake:
     """What requests have to pass, for all requests of a gateway."""
@@ -59,7 +64,7 @@ class Intake:
         self.routes.check_route(method, path)
         if caller is not None:
             check_unread(caller, method, path)
-        return caller if caller is not None and caller.id else Caller(address)
+        return caller if caller is not None and caller.id else _of_address(address)
 
     @staticmethod
     def generates(method: str, path: str) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 from penstock.gateway.requests.body_rest import BodyRest
 from penstock.gateway.requests.model_field import replace_model
@@ -10,8 +11,7 @@ from penstock.gateway.requests.request_body import RequestBody, response_of
 from penstock.gateway.upstream.exchange import Headers
 
 
-@dataclass(frozen=True, slots=True)
-class IncomingRequest:
+class IncomingRequest(msgspec.Struct, frozen=True):
     """A request as the client sent it, with the headers that the endpoint gets."""
 
     method: str

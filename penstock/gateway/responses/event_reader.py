@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -146,8 +145,7 @@ _errors = msgspec.json.Decoder(list[_Reply])
 Shape = TypeVar("Shape")
 
 
-@dataclass(slots=True, frozen=True)
-class ParsedEvent:
+class ParsedEvent(msgspec.Struct, frozen=True):
     """Content of one event."""
 
     tokens: bool = False

@@ -15,7 +15,7 @@ _ESCAPE = rb'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})'
 _TEXT = rb'(?=[^"\x00-\x1f])[^"\\\x00-\x1f]*+(?:%b[^"\\\x00-\x1f]*+)*+' % _ESCAPE
 """Content of a JSON string that is not empty (RFC 8259 §7) and has no surrogates, which come in pairs."""
 
-_split = re.compile(rb'(.*?%b)%b(".*)' % (_KEY, _TEXT), re.DOTALL).fullmatch
+_find_text = re.compile(rb'%b(%b)(?=")' % (_KEY, _TEXT)).search
 _NUMBER = rb"(?:0|[1-9][0-9]*+)"
 _split_at_number = re.compile(rb'(.*?"sequence_number": ?)%b([,}].*)' % _NUMBER, re.DOTALL).fullmatch
 _is_number = re.compile(_NUMBER).fullmatch
@@ -91,9 +91,9 @@ class EventTemplate:
 
 def _parts(raw: bytes) -> EventParts | None:
     """None: the event has no text."""
-    if (split := _split(raw)) is None:
+    if (found := _find_text(raw)) is None:
         return None
-    head, tail = split.groups()
+    head, tail = raw[: found.start(1)], raw[found.end(1) :]
     if (number := _split_at_number(tail)) is not None:
         between, tail = number.groups()
         return EventParts(head, tail, between)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,8 +42,7 @@ class UsageFields(msgspec.Struct, gc=False):
         )
 
 
-@dataclass(slots=True, frozen=True)
-class ReportedUsage:
+class ReportedUsage(msgspec.Struct, frozen=True):
     """Tokens as counted by the model server; None: not reported."""
 
     input_tokens: int | None = None

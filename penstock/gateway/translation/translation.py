@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import msgspec
 
@@ -67,7 +66,7 @@ class Translation:
         assert incoming.body is not None, "only requests that generate are translated"
         raw = encode_json(request.fields)
         body = msgspec.structs.replace(incoming.body, raw=raw, include_usage=None)
-        self.incoming = replace(
+        self.incoming = msgspec.structs.replace(
             incoming,
             target=_chat_target(incoming.target),
             path=CHAT_PATH.decode(),

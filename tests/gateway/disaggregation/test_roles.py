@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.gateway.disaggregation import disaggregated_prefill
 from penstock.gateway.disaggregation.disaggregated_prefill import DisaggregatedPrefill

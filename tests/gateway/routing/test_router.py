@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from unittest import mock
+
+from msgspec.structs import replace
 
 from penstock.gateway.admission.admission import Permit
 from penstock.gateway.admission.flow_control import FlowRequest
