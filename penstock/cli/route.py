@@ -61,6 +61,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     if report["endpoint"] is not None:
         yield f"endpoint  {report['endpoint']}"
         yield f"retries   {', '.join(report['then']) or 'none'}"
+        if report.get("translated"):
+            yield f"api       {report['request']['path']} as chat completions"
     if (name := report.get("name")) is not None:
         rule = "no rule" if name["rule"] is None else f"rule {name['rule']}"
         yield f"name      {report['request']['model']} -> {name['target']} ({rule}; by {name['chosen_by']})"
@@ -79,11 +81,18 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     for number, step in enumerate(report["steps"], 1):
         pools = f", pools {', '.join(filter(None, step['pools']))}" if any(step["pools"]) else ""
         yield ""
-        yield f"step {number}: model {step['model']}{pools}" + ("  <- takes it" if step["holds"] else "")
+        yield f"step {number}: model {step['model']}{pools}" + _step_notes(step)
         for each in step["endpoints"]:
             yield f"  {each['endpoint']}  {_endpoint(each)}"
     for each in report.get("others", ()):
         yield f"  {each['endpoint']}  not used: {each['why']}"
+
+
+def _step_notes(step: Mapping[str, Any]) -> str:
+    notes = "  <- takes it" if step["holds"] else ""
+    if step.get("overflows"):
+        notes += f"  (overflows: more than {step['overflow']} requests wait at each endpoint)"
+    return notes
 
 
 def _endpoint(each: Mapping[str, Any]) -> str:
@@ -93,6 +102,8 @@ def _endpoint(each: Mapping[str, Any]) -> str:
         parts.append(f"score {each['score']:g} ({scores})")
     parts.append("; ".join(each["obstacles"]) or "ready")
     parts.append(f"{each['in_flight']} in flight")
+    if waiting := each.get("waiting"):
+        parts.append(f"{waiting} waiting")
     if each["free_places"] is not None:
         parts.append("full" if each["free_places"] <= 0 else f"{each['free_places']} free places")
     if not each["lists_model"]:

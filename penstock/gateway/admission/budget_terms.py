@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from penstock.gateway.billing.prices import NANO
+from penstock.gateway.billing.prices import NANO, as_decimal
 from penstock.gateway.requests.caller import Budget, Caller
 
 Amount = Annotated[int, Meta(gt=0, le=1 << 53)]
@@ -124,6 +124,17 @@ class SharedBudgets:
 
 NOT_SHARED = SharedBudgets()
 """There are none."""
+
+
+def in_words(budgets: Iterable[Budget], client: str) -> dict[str, int | str]:
+    """Amounts by names, which say whose a budget is unless it is the client's alone, for all models. Money is
+    in units of the currency."""
+    told: dict[str, int | str] = {}
+    for budget in budgets:
+        shared = budget.owner or budget.model
+        name = f"{budget.name} of {owner_in_words(budget, client)}" if shared else budget.name
+        told[name] = as_decimal(budget.amount) if budget.unit == "cost" else budget.amount
+    return told
 
 
 def owner_in_words(budget: Budget, client: str) -> str:

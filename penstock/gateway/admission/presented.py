@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
-from penstock.gateway.admission.budget_terms import owner_in_words
+from penstock.gateway.admission.budget_terms import in_words
 from penstock.gateway.admission.clients_file import KnownClients
-from penstock.gateway.billing.prices import as_decimal
-from penstock.gateway.requests.caller import Budget, Caller
+from penstock.gateway.requests.caller import Caller
 
 
 def examine(presented: bytes, known: KnownClients, now: float) -> dict[str, Any]:
@@ -52,17 +51,8 @@ async def _examine_token(token: bytes, known: KnownClients, now: float) -> dict[
     }
 
 
-def _named(budget: Budget, caller: Caller) -> str:
-    shared = budget.owner or budget.model
-    return f"{budget.name} of {owner_in_words(budget, caller.name)}" if shared else budget.name
-
-
-def _amount(budget: Budget) -> int | str:
-    return as_decimal(budget.amount) if budget.unit == "cost" else budget.amount
-
-
 def _described(caller: Caller, expires: float) -> dict[str, Any]:
-    budgets = {_named(budget, caller): _amount(budget) for budget in caller.budgets}
+    budgets = in_words(caller.budgets, caller.name)
     if caller.most_concurrent is not None:
         budgets["concurrent-requests"] = caller.most_concurrent
     never = expires == float("inf")

@@ -10,11 +10,11 @@ from typing import Any
 from penstock.config.gateway import GatewayConfig
 from penstock.config.introspect import options_of, without_secrets
 from penstock.config.origins import Origins
-from penstock.gateway.admission.budget_terms import owner_in_words
+from penstock.gateway.admission.budget_terms import in_words
 from penstock.gateway.admission.clients_file import KnownClients
 from penstock.gateway.discovery.endpoints_file import EndpointsDocument
 from penstock.gateway.models.pools import Pool
-from penstock.gateway.requests.caller import Budget, Caller
+from penstock.gateway.requests.caller import Caller
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 
 SHOWN = ("name", "role", "models", "fallback", "apis")
@@ -67,18 +67,12 @@ def resolved_keys(config: GatewayConfig, clients: KnownClients) -> dict[str, Any
                 "priority": caller.priority,
                 "weight": caller.weight,
                 "models": caller.models,
-                "budgets": {_budget_name(budget, caller): budget.amount for budget in caller.budgets}
+                "budgets": in_words(caller.budgets, caller.name)
                 | ({"concurrent-requests": most} if (most := caller.most_concurrent) else {}),
             }
             for caller, refusals in states.items()
         ],
     }
-
-
-def _budget_name(budget: Budget, caller: Caller) -> str:
-    """Its name, and whose it is unless it is the client's alone, for all models."""
-    shared = budget.owner or budget.model
-    return f"{budget.name} of {owner_in_words(budget, caller.name)}" if shared else budget.name
 
 
 def resolved_options(config: GatewayConfig, origins: Origins) -> dict[str, Any]:

@@ -61,14 +61,14 @@ class DryRun:
             caller = self._intake.keys.find(bytes.fromhex(asked.key_sha256))
         report: dict[str, Any] = {"refused": None, "endpoint": None, "then": [], "steps": []}
         try:
-            self._explain(asked, caller, report)
+            await self._explain(asked, caller, report)
         except ApiError as error:
             told = msgspec.json.decode(error.body())["error"]
             report["refused"] = {"status": error.status, "code": told["code"], "message": told["message"]}
         report["budgets"] = await self._router.admission.budgets.left(caller)
         return report
 
-    def _explain(self, asked: _Asked, caller: Caller, report: dict[str, Any]) -> None:
+    async def _explain(self, asked: _Asked, caller: Caller, report: dict[str, Any]) -> None:
         """Add to the report what is decided, step by step. Raises ApiError for what would be refused."""
         incoming, record = self._incoming(asked, caller)
         session = incoming.session or (None if incoming.body is None else incoming.body.session)
@@ -96,6 +96,7 @@ class DryRun:
         request.client, request.record, request.owners = record.client, record, known or None
         try:
             ranked = self._router.preview(request, len(self._router.pool.endpoints) or 1)
+            report["translated"] = await _translated(asked, incoming, ranked[0])
             report["endpoint"], report["then"] = ranked[0].url, [each.url for each in ranked[1:]]
         except NoEndpointError as refusal:
             raise refusal.as_error() from None
@@ -128,6 +129,8 @@ class DryRun:
             "model": step.model,
             "pools": step.pools,
             "holds": holds,
+            "overflow": step.overflow,
+            "overflows": request.owners is None and self._router.has_queue(request, step),
             "endpoints": [
                 {
                     "endpoint": each.url,
@@ -136,6 +139,7 @@ class DryRun:
                     "obstacles": self._obstacles(each, request, step.model, now),
                     "lists_model": each in step.listed,
                     "in_flight": each.in_flight,
+                    "waiting": each.waiting(now),
                     "free_places": self._router.capacity.peek(each, now) if limited else None,
                     "score": None if (own := scores.get(each)) is None else own[0],
                     "scores": {} if own is None else own[1],
@@ -185,6 +189,19 @@ def _read(raw: bytes) -> _Asked:
     if asked.model is None and not (asked.body or {}).get("model"):
         raise ApiError(400, "model is missing: name one, or give a body that does.", param="model")
     return asked
+
+
+async def _translated(asked: _Asked, incoming: IncomingRequest, endpoint: Endpoint) -> bool:
+    """Whether the endpoint gets a request of another API. Raises ApiError for one that it cannot answer."""
+    if endpoint.apis is None:
+        return False
+    from penstock.gateway.translation import translation  # with its dialects, and only where needed
+
+    if not translation.is_translated(endpoint.apis, incoming):
+        return False
+    if asked.body is not None:
+        await translation.translate(incoming, "")
+    return True
 
 
 def _name(name: str | None, route: ModelRoute | None, target: str, session: str | None) -> dict[str, Any]:

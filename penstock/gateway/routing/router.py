@@ -254,15 +254,15 @@ class Router:
     def _overflow(self, request: PickRequest) -> None:
         """Have another step take a request that would wait for long, the first one where it would not. If
         that one refuses, the request may still wait."""
-        if request.owners is not None or not self._has_queue(request, request.steps[0]):
+        if request.owners is not None or not self.has_queue(request, request.steps[0]):
             return
         for index, step in enumerate(request.steps[1:], 1):
-            if self._works(request, step, frozenset()) and not self._has_queue(request, step):
+            if self._works(request, step, frozenset()) and not self.has_queue(request, step):
                 request.steps = (*request.steps[index:], *request.steps[:index])
                 self._take_step(request, 0)
                 return
 
-    def _has_queue(self, request: PickRequest, step: FallbackStep) -> bool:
+    def has_queue(self, request: PickRequest, step: FallbackStep) -> bool:
         """Whether more requests wait for each endpoint of a step than its pool wants to."""
         if step.overflow is None:
             return False

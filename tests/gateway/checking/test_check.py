@@ -101,7 +101,8 @@ def test_what_holds_is_printed_without_secrets(tmp_path: Path, capsys: pytest.Ca
     fleet = "pools: [{name: own, endpoints: [URL], fallback: [clout]}, {name: cloud, models: [g*]}]\n"
     fleet += "models: {small: {targets: {own: 0.9, gpt-4: 0.1}, fallback: [cloud], shadow: {cloud: 0.5}}}\n"
     keys = "keys: [{name: search, key: [sk-secret, sk-other], budgets: {tokens-per-day: 5}, models: [m*]},\n"
-    keys += " {name: old, key: k, revoked: true}]\n"
+    keys += " {name: old, team: lab, key: k, revoked: true}]\n"
+    keys += "teams: [{name: lab, budgets: {cost-per-month: 1500.5}}]\n"
     called = []
 
     def behave(call: object) -> None:
@@ -127,7 +128,7 @@ def test_what_holds_is_printed_without_secrets(tmp_path: Path, capsys: pytest.Ca
         "  http://nope.invalid:1  does not resolve",
         "  small -> own (0.9), gpt-4 (0.1); fallback: cloud; shadow: cloud (0.5)",
         "keys: 2 names, 0 without a name; 1 of administrators",
-        "  old; 1 key; models: all; refused: revoked",
+        "  old; 1 key; models: all; cost-per-month of the team 'lab': 1500.5; refused: revoked",
         "  search; 2 keys; models: m*; tokens-per-day: 5",
         "  --endpoint-api-key ***",
         "ok: the gateway can start",

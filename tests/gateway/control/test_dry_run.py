@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from penstock.cli.main import main
-from tests.gateway.processes import Call, Gateway, Upstream, closed_port, gateway
+from tests.gateway.processes import Call, Gateway, Upstream, closed_port, eventually, gateway
 
 ADMIN = {"authorization": "Bearer admin-key"}
 OPTIONS = ("--admin-api-key", "admin-key")
@@ -152,6 +152,53 @@ def test_a_request_that_continues_a_stored_response_goes_to_its_owner() -> None:
             assert report["stored_response"] == {"id": "resp_1", "known_at": [owner.url]}
         rows = endpoints(report["steps"][0])
         assert rows[other.url]["obstacles"] == ["it does not have the stored response"]
+
+
+def test_an_api_that_the_endpoint_does_not_speak(tmp_path: Path) -> None:
+    """It is refused, or translated, as a request is."""
+    fleet = tmp_path / "fleet.yaml"
+    with Upstream(answer) as server:
+        server.on_models = listing("m")
+        fleet.write_text(f"pools: [{{name: own, apis: [chat], endpoints: ['{server.url}']}}]\n")
+        with gateway(options=(*OPTIONS, "--endpoints-file", str(fleet))) as front:
+            sent = front.client.post("/v1/completions", json={"model": "m", "prompt": "x"}, headers=ADMIN)
+            report = ask(front, model="m", api="completions")
+            assert (report["refused"]["status"], report["refused"]["code"]) == (404, "api_not_served")
+            assert sent.json()["error"]["message"] == report["refused"]["message"]
+            assert report["endpoint"] is None
+            for api, translated in (("chat", False), ("messages", True), ("responses", True)):
+                report = ask(front, model="m", api=api)
+                assert (report["refused"], report["translated"]) == (None, translated)
+                assert report["endpoint"] == server.url
+            body = {"model": "m", "input": "x", "background": True}
+            assert front.client.post("/v1/responses", json=body, headers=ADMIN).status_code == 400
+            refused = ask(front, api="responses", body=body)["refused"]
+            assert refused["status"] == 400
+            assert "background" in refused["message"]
+        assert not server.calls
+
+
+def test_a_pool_that_overflows_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    with Upstream(answer) as own, Upstream(answer) as spare:
+        own.on_models, spare.on_models = listing("big"), listing("small")
+        own.metrics = (
+            b"vllm:num_requests_waiting 7\nvllm:num_requests_running 4\nvllm:kv_cache_usage_perc 0.1\n"
+        )
+        fleet.write_text(
+            f"pools: [{{name: own, endpoints: ['{own.url}'], fallback: [spare], overflow: {{waiting: 3}}}},"
+            f" {{name: spare, endpoints: ['{spare.url}']}}]\n"
+        )
+        with gateway(options=(*OPTIONS, "--endpoints-file", str(fleet), "--scrape-interval", "0.1")) as front:
+            eventually(lambda: ask(front, model="big")["endpoint"] == spare.url)
+            first, second = ask(front, model="big")["steps"]
+            assert (first["overflow"], first["overflows"], first["holds"]) == (3, True, False)
+            assert (second["overflow"], second["overflows"], second["holds"]) == (None, False, True)
+            assert first["endpoints"][0]["waiting"] == 7
+            assert main(["route", "--model", "big", "--url", front.url, "--api-key", "admin-key"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "step 1: model big, pools own  (overflows: more than 3 requests wait at each endpoint)" in lines
+    assert f"  {own.url}  ready, 0 in flight, 7 waiting" in lines
 
 
 def test_what_is_refused() -> None:
