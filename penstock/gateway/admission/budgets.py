@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import count
 from typing import Any, Literal
 
@@ -220,13 +221,21 @@ def rate_limit_headers(
             left[budget.unit] = remaining, budget, debt
     headers = []
     for unit, (remaining, budget, debt) in left.items():
-        for name, value in (
-            ("limit", _written(budget, budget.amount)),
-            ("remaining", _written(budget, remaining)),
-            ("reset", duration(month_left_s(wall) if budget.is_monthly else debt)),
-        ):
-            headers.append((f"x-ratelimit-{name}-{unit}".encode(), value.encode()))
+        limit, rest, reset = _header_names(unit)
+        reset_s = month_left_s(wall) if budget.is_monthly else debt
+        headers += [
+            (limit, _written(budget, budget.amount).encode()),
+            (rest, _written(budget, remaining).encode()),
+            (reset, duration(reset_s).encode()),
+        ]
     return headers
+
+
+@lru_cache(maxsize=64)
+def _header_names(unit: str) -> tuple[bytes, bytes, bytes]:
+    """Of the limit, what remains and the reset."""
+    limit, rest, reset = (f"x-ratelimit-{name}-{unit}".encode() for name in ("limit", "remaining", "reset"))
+    return limit, rest, reset
 
 
 def duration(seconds: float) -> str:

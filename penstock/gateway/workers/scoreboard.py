@@ -150,7 +150,7 @@ class Scoreboard:
 
     @property
     def are_waiting(self) -> bool:
-        return any(each.is_waiting for each in self._others())
+        return not self.alone and any(each.is_waiting for each in self._others())
 
     def _on_woken(self, caller: WorkerName | None, data: bytes) -> None:
         self.on_wake()
