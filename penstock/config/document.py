@@ -37,10 +37,10 @@ def _problems(said: Any, kind: Any, place: str) -> list[str]:
         problem, _, at = str(error).partition(" - at ")
         missing = problem.partition("missing required field `")[2].rstrip("`")
         if not bad or "unknown field" in problem or (missing and missing not in bad):
-            inner, allowed = _resolve(said, kind, _STEP.findall(at)[1:])
+            inner, value, allowed = _resolve(said, kind, _STEP.findall(at)[1:])
             where = (place + inner).lstrip(".") or "the file"
             whose = "a key of " if at.startswith(_OF_A_KEY) else ""
-            found.append(f"{whose}{where}: {problem}{_in_words(problem, allowed)}")
+            found.append(f"{whose}{where}: {problem}{_in_words(problem, value, allowed)}")
     return found
 
 
@@ -69,13 +69,14 @@ def _holder(kind: Any) -> type[msgspec.Struct]:
     return msgspec.defstruct("_Holder", [("value", kind)])
 
 
-def _resolve(said: Any, kind: Any, steps: list[tuple[str, str]]) -> tuple[str, Any]:
-    """The place of a problem, with the names that its steps leave out, and the type that is allowed there."""
+def _resolve(said: Any, kind: Any, steps: list[tuple[str, str]]) -> tuple[str, Any, Any]:
+    """The place of a problem, with the names that its steps leave out, what is there, and the type that is
+    allowed there."""
     place = ""
     for field, index in steps:
         name, said, kind = _enter(said, kind, field, index)
         place += name
-    return place, kind
+    return place, said, kind
 
 
 def _enter(said: Any, kind: Any, field: str, index: str) -> tuple[str, Any, Any]:
@@ -111,8 +112,10 @@ def _fits(value: Any, kind: Any) -> bool:
     return True
 
 
-def _in_words(problem: str, kind: Any) -> str:
-    """What is allowed, where the problem does not say it."""
+def _in_words(problem: str, value: Any, kind: Any) -> str:
+    """A number that is too small or too large, and what is allowed, where the problem does not say it."""
+    if type(value) in (int, float) and re.match(r"Expected `(int|float)` [<>]", problem):
+        return f", got {value}"
     for each in _members(kind):
         if "unknown field" in problem and hasattr(each, "__struct_encode_fields__"):
             return f"; it takes {', '.join(each.__struct_encode_fields__)}"

@@ -191,7 +191,8 @@ RETRIES = Metric(
 FALLBACKS = Metric(
     MetricKind.COUNTER,
     "requests",
-    "Requests that another model or pool got, as no endpoint of their own was ready, or all refused.",
+    "Requests that another model or pool got, as no endpoint of their own was ready, all refused, or all had "
+    "a queue (overflow).",
     _own("fallback", labels=("model", "target_model")),
 )
 SHADOWS = Metric(

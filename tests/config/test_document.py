@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import pytest
@@ -42,7 +42,8 @@ def test_the_place_and_what_is_allowed(said: object, problem: str) -> None:
 
 class Unset(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     key: str | list[str] | msgspec.UnsetType = msgspec.UNSET
-    other: int = 0
+    other: Annotated[int, msgspec.Meta(ge=0)] = 0
+    share: Annotated[float, msgspec.Meta(le=1)] = 0
     needed: int
 
 
@@ -58,6 +59,10 @@ def test_all_problems_are_told_at_once() -> None:
     assert problems({"key": "k", "other": "x"}, Unset) == [
         "other: Expected `int`, got `str`",
         "the file: Object missing required field `needed`",
+    ]
+    assert problems({"needed": 1, "other": -1, "share": 2.5}, Unset) == [
+        "other: Expected `int` >= 0, got -1",
+        "share: Expected `float` <= 1.0, got 2.5",
     ]
     assert problems({"needed": "x"}, Unset) == ["needed: Expected `int`, got `str`"]
 

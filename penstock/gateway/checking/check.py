@@ -105,7 +105,7 @@ def _doubtful_names(
         return unserved
     pools = [pool.name for pool in document.pools]
     return [
-        f"{what} {name!r} of {whose}: no pool has this name{hint}, so an endpoint must list such a model"
+        f"{what} {name!r} of {whose}: no pool has this name, so an endpoint must list such a model{hint}"
         for whose, what, name in directory.stand_ins()
         if name not in pools and not directory.names_model(name)
         for hint in [did_you_mean(name, pools)]

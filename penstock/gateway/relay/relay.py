@@ -349,7 +349,9 @@ class _RequestRelay:
                 return None
             hosted = endpoint.upstream.hosted
             return await translation.translate(self._incoming, self._record.request_id, hosted=hosted)
-        except ApiError:
+        except ApiError as error:
+            if not isinstance(error.code, str):
+                self._record.reason = "bad_body"
             endpoint.breaker.release_probe(self._sent_at)
             raise
 

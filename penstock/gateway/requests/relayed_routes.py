@@ -153,8 +153,9 @@ class RelayedRoutes:
                 f"The gateway does not relay {method} {route[:200]}.{route_meant(route)} "
                 "It relays only inference routes such as POST /v1/chat/completions, GET /v1/models, and "
                 "those of --allow-route. Routes that administer or show one model server are for those who "
-                "can reach it directly; the gateway's own figures are at /metrics, and penstock status "
-                "--url shows them.",
+                "can reach it directly; those of the gateway itself, as /admin/endpoints/drain, need its "
+                "--admin-api-key-file or --allow-loopback-admin. The gateway's own figures are at /metrics, "
+                "and penstock status --url shows them.",
                 code="administrative",
             )
 

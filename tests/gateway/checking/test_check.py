@@ -136,7 +136,10 @@ def test_what_holds_is_printed_without_secrets(tmp_path: Path, capsys: pytest.Ca
         assert line in lines
     assert lines[0] == "2 warnings"
     assert lines[1].startswith("  http://nope.invalid:1: ")
-    assert lines[2].startswith("  fallback 'clout' of pool own: no pool has this name; did you mean cloud?")
+    assert lines[2] == (
+        "  fallback 'clout' of pool own: no pool has this name, so an endpoint must list such a model; did "
+        "you mean cloud?"
+    )
     report = json.loads(as_json)
     assert report["ok"]
     assert report["pools"][0]["endpoints"] == [{"url": server.url, "addresses": [address]}]

@@ -295,3 +295,6 @@ def test_what_a_chat_server_cannot_do_is_refused(front: Gateway, field: str, val
     reply = front.client.post("/v1/responses", json={"model": MODEL, "input": "Hi", field: value})
     assert reply.status_code in (400, 404), reply.text
     assert field in reply.text
+    if reply.status_code == 400:
+        id = reply.headers["x-request-id"]
+        eventually(lambda: any(id in line and '"reason": "bad_body"' in line for line in front.lines))
