@@ -145,10 +145,10 @@ class GatewayApp:
             raise unavailable("The gateway is shutting down.", "draining")
         intake, fields = self._intake, http.fields
         try:
-            record.caller = intake.authorize(record.method, record.path, fields, http.address)
+            intake.authorize(record, fields, http.address)
         except TokenPending as pending:
             await pending.wait()
-            record.caller = intake.authorize(record.method, record.path, fields, http.address)
+            intake.authorize(record, fields, http.address)
         derived = http.derived
         head: _Head | None = None if derived is None else derived.get(self)
         if head is None:

@@ -210,6 +210,7 @@ def test_budgets(keys_file: Path) -> None:
             ("/generate", {}, "route_not_allowed"),
             ("/completion/", {}, "route_not_allowed"),
             ("/v1/chat/completions/batch", {}, "route_not_allowed"),
+            ("/nothing", {}, "administrative"),
             ("/v1/completions", {"lora_path": "dear"}, "model_not_allowed"),
             ("/v1/embeddings", {"lora_path": "dear"}, "model_not_allowed"),
         ):
@@ -220,6 +221,7 @@ def test_budgets(keys_file: Path) -> None:
             )
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, code), path
         assert len(upstream.calls) == calls
+        assert {entry.get("key") for entry in logged(front, 12)[6:]} == {"metered"}
         keys_file.write_text(KEYS.replace("sk-other", "sk-new"))
         eventually(lambda: start("p", "sk-new").result().status_code == 200)
         assert start("p", "sk-other").result().status_code == 401

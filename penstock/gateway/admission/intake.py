@@ -56,15 +56,15 @@ class Intake:
     relays_kv_transfer: bool = False
     """Clients may say from which hosts a KV cache is fetched."""
 
-    def authorize(self, method: str, path: str, headers: Mapping[bytes, bytes], address: str) -> Caller:
-        """Check the key and the route of a request; ``path`` is its route, ``headers`` are by name in lower
-        case. Returns who sends it: the client of the key, or one known by its ``address`` alone. Raises
-        ApiError."""
-        caller = self.keys.check(path, headers)
-        self.routes.check_route(method, path)
+    def authorize(self, record: RequestRecord, headers: Mapping[bytes, bytes], address: str) -> None:
+        """Check the key and the route of a request; ``headers`` are by name in lower case. The record says
+        from then on who sends it, also if it is refused: the client of the key, or one known by its
+        ``address`` alone. Raises ApiError."""
+        caller = self.keys.check(record.path, headers)
+        record.caller = caller if caller is not None and caller.id else _of_address(address)
+        self.routes.check_route(record.method, record.path)
         if caller is not None:
-            check_unread(caller, method, path)
-        return caller if caller is not None and caller.id else _of_address(address)
+            check_unread(caller, record.method, record.path)
 
     @staticmethod
     def generates(method: str, path: str) -> bool:

@@ -159,14 +159,14 @@ class ProcessorStream:
         subset = _first_hint(message, SUBSET_NAMESPACE, SUBSETS)
         self._subset = None if subset is None else frozenset(subset)
         address = self._names.get(b"x-forwarded-for", b"").rpartition(b",")[2]  # which Envoy appends
-        authorize, method = self._requests.intake.authorize, self._record.method
-        asks = method, path, first_values(message.headers), address.decode("latin-1").strip()
+        authorize = self._requests.intake.authorize
+        asks = self._record, first_values(message.headers), address.decode("latin-1").strip()
         try:
             try:
-                self._record.caller = authorize(*asks)
+                authorize(*asks)
             except TokenPending as pending:
                 await pending.wait()
-                self._record.caller = authorize(*asks)
+                authorize(*asks)
         except ApiError as error:
             return [self._reject(error)]
         waits = self._request_mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED)
