@@ -46,6 +46,11 @@ class ClaimNames(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     priority: ClaimPath | None = None
     budgets: ClaimPath | None = None
 
+    def paths(self) -> list[str]:
+        """Of those that some claim has."""
+        named = (self.name, self.team, self.groups, self.models, self.priority, self.budgets)
+        return [path for path in named if path is not None]
+
 
 class GroupTerms(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     """What a token grants that has one of these groups."""

@@ -124,10 +124,16 @@ class TokenCheck:
 
     def _caller(self, token: bytes, issuer: IssuerEntry) -> Caller:
         payload = _decode(token.split(b".")[1])
-        if repeated_name(payload, _fields(payload)) is not None:
+        try:
+            claims = msgspec.json.decode(payload)
+        except ValueError:  # what nobody has looked at so far is not UTF-8
+            raise _malformed("is not JSON in base64url") from None
+        fields = _fields(payload)
+        paths = issuer.claims.paths()
+        if repeated_name(payload, fields) is not None or any(_is_ambiguous(fields, path) for path in paths):
             raise TokenRefused("token_claims", "The token has a claim twice.")
         try:
-            caller = issuer.caller(msgspec.json.decode(payload))
+            caller = issuer.caller(claims)
         except ClaimsError as error:
             raise TokenRefused("token_claims", f"The token cannot be used: {error}.") from None
         if caller is None:
@@ -151,6 +157,18 @@ def _parts(token: bytes) -> tuple[_Header, _Claims]:
     if header.crit is not None or header.b64 is not None:
         raise _malformed("has extensions (crit, b64), of which none are supported")
     return header, claims
+
+
+def _is_ambiguous(fields: dict[str, msgspec.Raw], path: str) -> bool:
+    """Whether a claim with the claim at ``path`` within it has a name twice."""
+    for step in path.split(".")[:-1]:
+        found = bytes(fields.get(step, b""))
+        if not found.startswith(b"{"):
+            return False
+        fields = _fields(found)
+        if repeated_name(found, fields) is not None:
+            return True
+    return False
 
 
 def _decode(part: bytes) -> bytes:

@@ -254,6 +254,29 @@ def test_a_claim_that_cannot_be_used_grants_nothing(said: dict[str, Any], names:
     assert refusal(signed(claims(**said), kid=PEM), claims=names) == "token_claims"
 
 
+@pytest.mark.parametrize(
+    "added",
+    [
+        b'"sub": "bob"',
+        b'"s\\u0075b": "bob"',
+        b'"org": {"team": "a", "team": "b"}',
+        b'"org": {"x": 1, "unit": {"team": "a", "t\\u0065am": "b"}}',
+    ],
+)
+def test_a_claim_that_is_given_twice(added: bytes) -> None:
+    payload = json.dumps(claims()).encode()[:-1] + b", " + added + b"}"
+    names = {"team": "org.team", "groups": "org.unit.team"}
+    check(signed(claims(org={"team": "a", "unit": {"team": "b"}}), kid=PEM), claims=names)
+    assert refusal(signed(payload, kid=PEM), claims=names) == "token_claims"
+
+
+def test_claims_that_are_not_utf8() -> None:
+    payload = json.dumps(claims(sub="alic!", other="!")).encode()
+    check(signed(payload, kid=PEM))
+    for wrong in (payload.replace(b"alic!", b"alic\xff"), payload.replace(b'"!"', b'"\xff"')):
+        assert refusal(signed(wrong, kid=PEM)) == "token_malformed"
+
+
 def test_text_that_is_no_token() -> None:
     good = signed(claims(), kid=PEM)
     start, body, signature = good.split(".")
