@@ -7,6 +7,7 @@ Both cost a copy to memory, no call of the system. The supervisor writes the lin
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -69,6 +70,7 @@ class BillingLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
 
 _encode = msgspec.json.Encoder().encode
+_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029]")
 
 
 class RequestJournal:
@@ -169,7 +171,7 @@ class RequestJournal:
         tokens = record.seen.tokens
         counted = tokens.output is not None
         lost = outcome == WORKER_LOST
-        return _encode(
+        line = _encode(
             BillingLine(
                 id=id,
                 request_id=bounded_name(record.request_id, most),
@@ -194,6 +196,12 @@ class RequestJournal:
                 currency=record.currency,
             )
         )
+        return line if line.isascii() and b"\x7f" not in line else _escaped(line)
+
+
+def _escaped(line: bytes) -> bytes:
+    """The same JSON without characters that some readers take for the end of a line, or terminals act on."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", line.decode()).encode()
 
 
 def _iso(at: float) -> str:

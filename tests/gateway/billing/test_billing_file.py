@@ -263,6 +263,19 @@ def test_lines_that_would_not_fit_have_shorter_names(tmp_path: Path) -> None:
     assert (len(line["model"]), len(line["request_id"])) == (40, 40)
 
 
+def test_what_some_readers_take_for_the_end_of_a_line_is_escaped(tmp_path: Path) -> None:
+    """As are the characters that a terminal would act on."""
+    folder = Folder(tmp_path)
+    journal = folder.journal()
+    name = "a\x7f\x85\x9b[31m\u2028\u2029é🦊"
+    journal.end(record(name, model=name, caller=Caller("k", "k", team=name)))
+    [line] = folder.write()
+    assert line["request_id"] == line["model"] == line["team"] == name
+    text = folder.file.read_text()[:-1]
+    assert text.isprintable()
+    assert "é🦊" in text
+
+
 def test_a_journal_grows_takes_freed_slots_and_says_when_it_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
