@@ -168,6 +168,11 @@ class Attempt:
             return
         self._write(self._observer.feed(data, now))
 
+    def on_other_event(self, event: bytes, now: float) -> None:
+        self.leave_fast_path()
+        self._exchange.leave_fast_path(len(event))
+        self.on_body(event, now)
+
     def _enter_fast_path(self, data: bytes, now: float) -> bool:
         """Relay an event by the fast path, as those that follow, if it is plain and the client takes it at
         once."""
@@ -180,7 +185,7 @@ class Attempt:
         if self._slot < 0:
             self._slot = self._plain_events.open(self)
         shape = PlainEventShape(*parts, len(parts.head) + len(parts.tail), self._slot)
-        allowed = self._exchange.enter_fast_path(shape, self._plain_events)
+        allowed = self._exchange.enter_fast_path(shape, self._plain_events, len(data))
         if not allowed:
             return False
         self._on_fast_path = True

@@ -46,7 +46,9 @@ class FastPathOwner(Protocol):
 
     sink: Sink
 
-    def on_body(self, data: bytes, now: float) -> None: ...
+    def on_other_event(self, event: bytes, now: float) -> None:
+        """An event that came by the fast path and is not plain, or follows such a one."""
+        ...
 
     def leave_fast_path(self) -> None:
         """The fast path cannot be used any more; calls :meth:`PlainEvents.leave`."""
@@ -159,7 +161,7 @@ class PlainEvents:
         for slot, event in others:
             owner = self._owners[slot]
             if owner is not None:
-                owner.on_body(event, now)
+                owner.on_other_event(event, now)
 
     def add_event(self, slot: int, event: bytes, now: float) -> None:
         """Relay one plain event."""

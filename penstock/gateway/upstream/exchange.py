@@ -100,10 +100,10 @@ class Exchange(Protocol):
         """Continue after :meth:`pause`."""
         ...
 
-    def enter_fast_path(self, shape: PlainEventShape, relay: PlainEventRelay) -> int:
+    def enter_fast_path(self, shape: PlainEventShape, relay: PlainEventRelay, size: int) -> int:
         """From here on plain events go to ``relay`` instead of on_body. Returns how many bytes of them may
         come before the fast path has to be left, so that the window is opened again; 0: there is no fast
-        path."""
+        path. ``size``: of an event that on_body got, and that counts as the first of them."""
         ...
 
     def leave_fast_path(self, relayed: int) -> None:

@@ -315,7 +315,7 @@ class Http1UpstreamConnection(asyncio.Protocol):
             elif not (self._waits_for_turn or self._transport.is_closing()):
                 self._transport.resume_reading()
 
-    def enter_fast_path(self, shape: PlainEventShape, relay: PlainEventRelay) -> int:
+    def enter_fast_path(self, shape: PlainEventShape, relay: PlainEventRelay, size: int) -> int:
         if not self._between_chunks or self._paused:
             return 0
         self._fast_path = shape, relay

@@ -140,17 +140,19 @@ class Http2Exchange:
             self._paused = False
             self.refill()
 
-    def enter_fast_path(self, shape: PlainEventShape, relay: PlainEventRelay) -> int:
+    def enter_fast_path(self, shape: PlainEventShape, relay: PlainEventRelay, size: int) -> int:
         allowed = self.window - REFILL_BELOW
         if allowed <= 0 or self._paused or self._left is not None or self.ended:
             return 0
         self._connection.plain_events = relay
         self._connection.plain_shapes[self.stream_id] = shape
-        return allowed
+        self.window += size  # until the fast path is left
+        return allowed + size
 
     def leave_fast_path(self, relayed: int) -> None:
         self.window -= relayed
         self._connection.plain_shapes.pop(self.stream_id, None)
+        self.refill()  # the server may have nothing left to send anything by
 
     # -- called by the connection
 

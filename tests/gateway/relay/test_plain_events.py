@@ -22,7 +22,7 @@ from penstock.gateway.responses.response_observer import StreamObserver
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import Headers, UpstreamRequest
 from penstock.gateway.upstream.http2_connection import Http2UpstreamConnection
-from penstock.gateway.upstream.http2_exchange import WINDOW
+from penstock.gateway.upstream.http2_exchange import WINDOW, Http2Exchange
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.http2 import frames as h2
@@ -471,6 +471,53 @@ def test_the_window_towards_the_model_server_is_opened_again(kind: type[SocketCl
             assert transport.written.count(b"\0\0\4\x08\0\0\0\0\1") >= 3
             assert run.server.plain_shapes
             assert not run.attempts[0].ended.done()
+
+    asyncio.run(main())
+
+
+def granted(run: Relayed, number: int) -> int:
+    """Bytes that the model server has been allowed to send in a stream."""
+    transport = run.server._transport
+    assert isinstance(transport, FakeTransport)
+    update = h2.window_update(Relayed.id(number), 0)[:-4]
+    parts = bytes(transport.written).split(update)[1:]
+    return WINDOW + sum(int.from_bytes(part[:4]) for part in parts)
+
+
+@pytest.mark.parametrize("text", [b"x", b"\xff", b"\\ud83d\\ude00"])
+def test_the_model_server_knows_the_same_window(text: bytes) -> None:
+    async def main() -> None:
+        with relayed(SocketClient, 1) as run:
+            await run.begin()
+            sent = 3 * len(event(0, b"x"))
+            exchange = run.attempts[0]._exchange
+            assert isinstance(exchange, Http2Exchange)
+            for _ in range(2 * WINDOW // 400):  # streams leave the fast path and take it again
+                batch = [event(0, b"a"), event(0, text), event(0, b"b" * 50), b": keep-alive\n\n"]
+                sent += sum(map(len, batch))
+                await run.send(b"".join(data(0, each) for each in batch))
+                run.clients[0].received()
+                if not run.attempts[0]._on_fast_path:
+                    assert exchange.window == granted(run, 0) - sent
+
+    asyncio.run(main())
+
+
+def test_a_whole_window_in_one_read_opens_it_again() -> None:
+    async def main() -> None:
+        with relayed(FrameClient, 1) as run:
+            await run.begin()
+            plain = event(0, b"y" * 10)
+            client, sent = run.clients[0], 3 * len(event(0, b"x"))
+            assert isinstance(client, FrameClient)
+            while granted(run, 0) < 4 * WINDOW:
+                count = (granted(run, 0) - sent) // len(plain)
+                assert count, "the model server may send nothing, and the stream stands still"
+                await run.send(data(0, plain) * count)
+                await asyncio.sleep(0)  # the connection writes at the end of a turn
+                sent += count * len(plain)
+                client.frames.clear()
+                client._windows.streams[:] = 1 << 20
 
     asyncio.run(main())
 

@@ -48,7 +48,7 @@ class Stream(Collected):
         if self.template.matches(data) and self.template.parts is not None:
             parts = self.template.parts
             shape = PlainEventShape(*parts, len(parts.head) + len(parts.tail), 7)
-            self._on_fast_path = bool(self.connection.enter_fast_path(shape, self))
+            self._on_fast_path = bool(self.connection.enter_fast_path(shape, self, len(data)))
 
     def relay_events(self, slots: list[int], events: list[bytes], texts: list[bytes], now: float) -> None:
         (data,) = events
