@@ -47,6 +47,8 @@ def _pool_line(pool: Mapping[str, Any]) -> str:
     parts = [f"models: {models}"]
     if pool["role"] != "both":
         parts.append(f"role: {pool['role']}")
+    if pool["apis"]:
+        parts.append(f"apis: {_listed(pool['apis'])}")
     if pool["fallback"]:
         parts.append(f"fallback: {_listed(pool['fallback'])}")
     if pool["also_set"]:

@@ -43,8 +43,10 @@ def resolved_endpoints(document: EndpointsDocument, targets: Iterable[ResolvedEn
 
 def _pool(pool: Pool) -> dict[str, Any]:
     plain, hidden = Pool(name=pool.name), (*SHOWN, "endpoints")
-    others = [name for name in pool.__struct_fields__ if name not in hidden]
-    also = [name for name in others if getattr(pool, name) != getattr(plain, name)]
+    others = zip(pool.__struct_fields__, pool.__struct_encode_fields__, strict=True)
+    also = [
+        said for name, said in others if name not in hidden and getattr(pool, name) != getattr(plain, name)
+    ]
     return {name: getattr(pool, name) for name in SHOWN} | {"also_set": also}
 
 

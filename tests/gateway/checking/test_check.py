@@ -98,8 +98,9 @@ def test_what_is_said_twice_in_a_file_is_told_with_the_rest(
 
 def test_what_holds_is_printed_without_secrets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is sent to the endpoint, and the port may be taken: nothing listens."""
-    fleet = "pools: [{name: own, endpoints: [URL], fallback: [clout]}, {name: cloud, models: [g*]}]\n"
+    fleet = "pools: [{name: own, endpoints: [URL], fallback: [clout]}, {name: cloud, models: [g*], POOL}]\n"
     fleet += "models: {small: {targets: {own: 0.9, gpt-4: 0.1}, fallback: [cloud], shadow: {cloud: 0.5}}}\n"
+    fleet = fleet.replace("POOL", "apis: [chat], max-attempts: 2")
     keys = "keys: [{name: search, key: [sk-secret, sk-other], budgets: {tokens-per-day: 5}, models: [m*]},\n"
     keys += " {name: old, team: lab, key: k, revoked: true}]\n"
     keys += "teams: [{name: lab, budgets: {cost-per-month: 1500.5}}]\n"
@@ -124,7 +125,7 @@ def test_what_holds_is_printed_without_secrets(tmp_path: Path, capsys: pytest.Ca
     for line in (
         "pool own; models: those that its endpoints list; fallback: clout",
         f"  {server.url}  {address}",
-        "pool cloud; models: g*",
+        "pool cloud; models: g*; apis: chat; with max-attempts",
         "  http://nope.invalid:1  does not resolve",
         "  small -> own (0.9), gpt-4 (0.1); fallback: cloud; shadow: cloud (0.5)",
         "keys: 2 names, 0 without a name; 1 of administrators",
