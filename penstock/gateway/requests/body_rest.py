@@ -40,7 +40,7 @@ class BodyRest:
         part = await self._http.read_part()
         self._http.sink.release()
         self.size += len(part)
-        self.complete = not part
+        self.complete = not part or self.size == self.left  # the server may answer before the end is read
         if self.size > self._limit:
             raise beyond_relayed()
         return part
