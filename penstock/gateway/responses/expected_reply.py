@@ -64,9 +64,8 @@ def make_observer(
         observer = stream
     else:
         good = status == 200
-        observer = ReplyObserver(
-            good and expects == "json", status >= 400, good and expects == "result", on_response, held=held
-        )
+        may_err = good and expects in ("result", "stream", "background")
+        observer = ReplyObserver(good and expects == "json", status >= 400, may_err, on_response, held=held)
     if expects in _UNKNOWN:
         pass  # audio, for instance
     elif 300 <= status < 400 and expects != "replay":

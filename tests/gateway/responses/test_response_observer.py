@@ -477,3 +477,28 @@ def test_a_result_may_be_of_any_kind_but_is_no_error(
     assert observer.feed(raw[:5], 1.0) + observer.feed(raw[5:], 1.0) + observer.finish(1.0) == raw
     assert classify_outcome(TransportResult.COMPLETE, 200, observer.seen, path) is outcome
     assert (observer.seen.error, observer.seen.unread) == (kind, "")
+
+
+@pytest.mark.parametrize(
+    ("raw", "outcome", "kind"),
+    [
+        (b'{"error":{"message":"x","type":"server_error"}}', Outcome.MODEL_SERVER_ERROR, "server_error"),
+        (b'{"object":"error","message":"x","type":"E"}', Outcome.MODEL_SERVER_ERROR, "E"),
+        (b'{"choices":[{"message":{"content":"whole"}}]}', Outcome.CONTENT_ERROR, None),
+        (b"<html>", Outcome.CONTENT_ERROR, None),
+    ],
+)
+def test_an_error_in_the_place_of_a_stream_is_the_servers(
+    raw: bytes, outcome: Outcome, kind: str | None
+) -> None:
+    observer = make_observer(
+        200,
+        [(b"content-type", b"application/json")],
+        "stream",
+        on_response=lambda id: None,
+        strip_usage=False,
+        held=HeldBytes(),
+    )
+    assert observer.feed(raw, 1.0) + observer.finish(1.0) == raw
+    assert classify_outcome(TransportResult.COMPLETE, 200, observer.seen, PATH) is outcome
+    assert observer.seen.error == kind
