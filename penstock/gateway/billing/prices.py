@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from penstock.gateway.models.name_table import NameTable
+from penstock.gateway.requests.name_table import NameTable
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.token_usage import CountedTokens
 

@@ -17,8 +17,8 @@ from penstock.gateway.models.model_cards import (
     is_model_name,
 )
 from penstock.gateway.models.model_routes import ModelRoute, ModelRouteTable
-from penstock.gateway.models.name_table import WILDCARDS
 from penstock.gateway.models.pools import Pool
+from penstock.gateway.requests.name_table import WILDCARDS
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.model_steps import FallbackStep
 from penstock.http.errors import ApiError, names_in_error, shown

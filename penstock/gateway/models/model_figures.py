@@ -15,7 +15,7 @@ from penstock.gateway.metric_definitions import (
     Figure,
 )
 from penstock.gateway.models.directory import ModelDirectory
-from penstock.gateway.models.name_table import WILDCARDS
+from penstock.gateway.requests.name_table import WILDCARDS
 from penstock.gateway.responses.request_record import RequestRecord
 
 ANY, OTHER = "*", "other"

@@ -17,7 +17,7 @@ from itertools import accumulate
 import msgspec
 
 from penstock.config.errors import ConfigError, Problems
-from penstock.gateway.models.name_table import NameTable
+from penstock.gateway.requests.name_table import NameTable
 
 
 class ModelRoute(msgspec.Struct, frozen=True, kw_only=True):

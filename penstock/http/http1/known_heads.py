@@ -34,7 +34,7 @@ def read_head(head: bytes) -> RequestHead:
     if known is None:
         known = parse_head(head)._replace(derived={})
         if len(_known) >= MAX_HEADS:
-            _known.clear()
+            del _known[next(iter(_known))]  # the oldest
         _known[key] = known
         return known
     if known.fields[_LENGTH] == (length := found[1]):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fnmatch import translate
 from typing import Generic, TypeVar
 
-from penstock.gateway.models.model_cards import MAX_NAME
+from penstock.gateway.requests.bounded_name import MAX_NAME
 
 WILDCARDS = frozenset("*?[")
 Said = TypeVar("Said")
