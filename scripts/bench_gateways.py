@@ -35,7 +35,7 @@ from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.bench.server_under_load import MeasuredServer, ServerUnderLoad
 from penstock.bench.tables import format_table
 from scripts.bench_against import SHORT, START_S, Workload, whole_replies
-from scripts.idle_streams import IdleCost, idle_cost, silent_server, stream_count
+from scripts.idle_streams import RefusedError, idle_cost, silent_server, stream_count
 
 REFERENCE = "vllm-router"
 IDLE = "idle"
@@ -62,7 +62,7 @@ class GatewayWorkload(Workload):
     the first token of a burst."""
 
     def _requests(self, *, quick: bool) -> int:
-        return super()._requests(quick=quick and self.unit != "ttft")
+        return super()._requests(quick=quick and self.unit == "request")  # others are of so many streams
 
 
 CHAT = {"endpoint": "chat"}
@@ -229,14 +229,22 @@ def rows(workload: GatewayWorkload, found: dict[str, list[list[float]]]) -> Iter
 def idle_rows(gateways: dict[str, Start], *, quick: bool) -> Iterator[list[str]]:
     """Lines of the table: what streams cost in which nothing comes; once, as memory is not given back."""
     streams = stream_count() // (8 if quick else 1)
-    found: list[IdleCost] = []
+    memory, cpu = list[str](), list[str]()
     for start in gateways.values():
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(silent_server(streams, START_S))
             gateway = start(server, stack)
-            found.append(idle_cost(gateway.url, gateway.processes, streams))
-    yield [f"memory of a stream, {streams:,} idle", *(f"{each.kib:.1f} KiB" for each in found)]
-    yield ["CPU time of all while idle", *(f"{each.cpu_ms:.3g} ms/s" for each in found)]
+            try:
+                cost = idle_cost(gateway.url, gateway.processes, streams)
+            except RefusedError as refusal:
+                memory.append(f"refused: {refusal}")
+                cpu.append("")
+                continue
+            memory.append(f"{cost.kib:.1f} KiB")
+            cpu.append(f"{cost.cpu_ms:.3g} ms/s")
+            print(memory[-1], cpu[-1], sep=" | ", flush=True)
+    yield [f"memory of a stream, {streams:,} idle", *memory]
+    yield ["CPU time of all while idle", *cpu]
 
 
 def main() -> int:

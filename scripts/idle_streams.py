@@ -30,6 +30,10 @@ SETTLE_S, WATCHED_S = 2.0, 10.0
 SCRIPT = {"rules": [{"reply": {"text": "one and no more"}, "end": "stall", "after-tokens": 1}]}
 
 
+class RefusedError(Exception):
+    """The gateway does not take so many streams."""
+
+
 class IdleCost(NamedTuple):
     """What streams that say nothing cost a gateway."""
 
@@ -58,11 +62,16 @@ def silent_server(streams: int, seconds: float) -> Iterator[str]:
 
 
 def idle_cost(url: str, processes: ServerPids, streams: int) -> IdleCost:
-    """Open ``streams`` through the gateway at ``url``, and measure its ``processes`` while they are open."""
+    """Open ``streams`` through the gateway at ``url``, and measure its ``processes`` while they are open.
+    Raises RefusedError."""
     with httpx.Client(base_url=url, trust_env=False, timeout=30.0) as client:
         model = client.get("/v1/models").json()["data"][0]["id"]
     pids = processes.api_servers
-    return asyncio.run(_measure(url, model, lambda: _memory(pids), lambda: cpu_time(pids).total, streams))
+    try:
+        return asyncio.run(_measure(url, model, lambda: _memory(pids), lambda: cpu_time(pids).total, streams))
+    except* RefusedError as refusals:
+        refusal = refusals.exceptions[0]
+    raise refusal
 
 
 def _memory(pids: tuple[int, ...]) -> int:
@@ -104,6 +113,6 @@ async def _open_stream(url: str, model: str) -> asyncio.StreamWriter:
     )
     head = await reader.readuntil(b"\r\n\r\n")
     if b" 200 " not in head.partition(b"\r\n")[0]:
-        raise SystemExit(f"a stream was refused: {head[:200]!r}")
+        raise RefusedError(f"status {head[9:12].decode('latin-1')}")
     await reader.readuntil(b"one")
     return writer
