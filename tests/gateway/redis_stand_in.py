@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socketserver
-import threading
 from pathlib import Path
-from typing import Any, Self
+
+from tests.gateway.threaded_server import InThread
 
 
 class Handler(socketserver.StreamRequestHandler):
@@ -20,16 +20,13 @@ class Handler(socketserver.StreamRequestHandler):
             self.wfile.write(self.server.answer(words))
 
 
-class RedisStandIn(socketserver.ThreadingUnixStreamServer):
-    daemon_threads = True
-
+class RedisStandIn(InThread, socketserver.ThreadingUnixStreamServer):
     def __init__(self, directory: Path) -> None:
         super().__init__(str(directory / "redis"), Handler)
         self.url = f"unix://{directory / 'redis'}"
         self.sums: dict[str, float] = {}
         self.asked: list[str] = []
         """Keys that were read."""
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02})
 
     def answer(self, words: list[str]) -> bytes:
         match [words[0].upper(), *words[1:]]:
@@ -47,15 +44,3 @@ class RedisStandIn(socketserver.ThreadingUnixStreamServer):
                 text = str(self.sums.get(key, ""))
                 return f"${len(text)}\r\n{text}\r\n".encode() if text else b"_\r\n"
         return b"+OK\r\n"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.shutdown()
-        self.server_close()
-        self._thread.join()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A gateway may leave at any time."""

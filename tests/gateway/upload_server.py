@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import socketserver
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from typing import Any, Self
+from typing import Any
+
+from tests.gateway.threaded_server import InThread
 
 PIECE = 1 << 16
 
@@ -69,8 +70,7 @@ def takes_all(handler: Handler, got: Got) -> None:
     handler.answer(200)
 
 
-class UploadServer(socketserver.ThreadingTCPServer):
-    daemon_threads = True
+class UploadServer(InThread, socketserver.ThreadingTCPServer):
     allow_reuse_address = True
 
     def __init__(self, behaviour: Callable[[Handler, Got], None] = takes_all) -> None:
@@ -78,16 +78,3 @@ class UploadServer(socketserver.ThreadingTCPServer):
         self.behaviour = behaviour
         self.got: list[Got] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02})
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.shutdown()
-        self.server_close()
-        self._thread.join()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """The gateway may leave at any time."""
