@@ -16,8 +16,8 @@ FOUND = "found: "  # begins the line with what was found; JSON follows
 SECONDS = 90.0  # PyTorch's libraries are read from a cold disk
 NEEDS = (
     *("torch", "transformers", "safetensors", "numpy", "tokenizers", "huggingface_hub", "httpx", "jinja2"),
-    *("prometheus_client", "yaml", "rich", "psutil", "uvloop", "httptools", "hpack", "msgspec", "orjson"),
-    *("zmq", "fastokens", "llguidance", "setproctitle"),
+    *("prometheus_client", "yaml", "rich", "psutil", "uvloop", "httptools", "hpack", "wsproto", "msgspec"),
+    *("orjson", "zmq", "fastokens", "llguidance", "setproctitle"),
 )
 """Modules: Penstock's requirements, and those of its torch engine."""
 
