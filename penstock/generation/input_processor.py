@@ -33,6 +33,7 @@ from penstock.generation.request.schemas import GenerateRequest, Message, Tool
 from penstock.generation.request.structured_output import parse_constraint
 from penstock.generation.request.tool_choice import CallSyntax, ToolChoice, message_format
 from penstock.generation.request.unsupported import UnsupportedField, UnsupportedFieldCheck
+from penstock.generation.request.unsupported_content import UnsupportedContent
 from penstock.http.errors import ApiError, refused, unknown_model
 from penstock.http.request import MAX_REQUEST_ID
 from penstock.wire.messages import Adapter
@@ -112,6 +113,10 @@ class InputProcessor:
         """The check for known fields that this server does not support."""
         served = {"kv_transfer_params"} if self.model_info.transfers_kv else set()
         return UnsupportedFieldCheck(fields, served)
+
+    def unsupported_content(self) -> UnsupportedContent:
+        """What a conversation has that the model cannot see: a strict server refuses it."""
+        return UnsupportedContent(refused=self._strict)
 
     def unknown_fields(self) -> dict[str, int]:
         """Number of requests by unknown field, since the start."""

@@ -21,7 +21,6 @@ from penstock.generation.model_info import ModelInfo, SamplingDefaults
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.replies.stream_interval import StreamInterval
-from penstock.generation.request.unsupported_content import placeholder
 from penstock.wire.messages import Adapter, SamplingParams
 from tests.generation.planning import (
     Planners,
@@ -54,24 +53,6 @@ def test_defaults_of_a_chat() -> None:
     )
     assert plan.prompts == ["<s><|im_start|>user\nSay hi<|im_end|>\n<|im_start|>assistant\n"]
     assert plan.sampling(48).max_tokens == 2000
-
-
-@pytest.mark.parametrize(
-    ("part", "kind"),
-    [
-        ({"type": "image_url", "image_url": {"url": "data:,"}}, "image"),
-        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "recording"),
-        ({"type": "video_url", "video_url": {"url": "data:,"}}, "video"),
-        ({"type": "file", "file": {"file_id": "file-1"}}, "document"),
-    ],
-)
-def test_the_model_is_told_of_what_it_cannot_see(part: dict[str, Any], kind: str) -> None:
-    content = [{"type": "text", "text": "Look:"}, part]
-    plan = PLANNER.chat(chat_body(messages=[{"role": "user", "content": content}]))
-    assert placeholder(kind) in str(plan.prompts)
-    assert plan.warning is not None
-    assert plan.warning.startswith("messages: the model reads text only and cannot ")
-    assert f" {kind}s;" in plan.warning
 
 
 def test_everything_a_completion_can_ask_for() -> None:

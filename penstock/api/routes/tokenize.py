@@ -18,7 +18,6 @@ from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.prompts import check_vocabulary
 from penstock.generation.prompt.tokenizer import INLINE_SLOW
 from penstock.generation.request.schemas import JsonObject, Message, PromptToken, Tool, about
-from penstock.generation.request.unsupported_content import UnsupportedContent
 from penstock.http.errors import ApiError, encode_json
 from penstock.http.request import beyond_option
 from penstock.wire.arrays import I32
@@ -159,7 +158,7 @@ class TokenizeRoutes:
         special = request.add_special_tokens
         if request.messages is None:
             return TokenizePlan(request.prompt or "", special is not False, bool(request.return_token_strs))
-        UnsupportedContent().replace_parts(request.messages)
+        self._processor.unsupported_content().replace_parts(request.messages)
         prefix, text = self._processor.continue_sampled(
             request.messages,
             add_generation_prompt=opens_turn(request.add_generation_prompt, request.continue_final_message),

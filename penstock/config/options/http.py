@@ -61,7 +61,12 @@ class HttpOptions:
         option("Serve a web page with chat, API reference and live status at / and /docs.", "HTTP server"),
     ] = True
     strict_requests: Annotated[
-        bool, option("Reject requests with unknown fields instead of ignoring these fields.", "HTTP server")
+        bool,
+        option(
+            "Reject requests with unknown fields instead of ignoring these fields, and with images and other "
+            "content that the model cannot see instead of telling the model.",
+            "HTTP server",
+        ),
     ] = False
     enable_force_include_usage: Annotated[
         bool,

@@ -16,7 +16,6 @@ from penstock.generation.request import validation
 from penstock.generation.request.reasoning_effort import reasoning_variables
 from penstock.generation.request.schemas import Message
 from penstock.generation.request.tool_choice import parse_tool_choice
-from penstock.generation.request.unsupported_content import UnsupportedContent
 from penstock.http.errors import refused
 
 
@@ -61,7 +60,7 @@ class ChatCompletions(Dialect):
         if max_tokens is not None:
             validation.check_max_tokens(max_tokens, processor.model_info.max_model_len, field)
         opening = opens_turn(request.add_generation_prompt, request.continue_final_message)
-        unsupported = UnsupportedContent()
+        unsupported = processor.unsupported_content()
         unsupported.replace_parts(request.messages)
         prefix, text = processor.continue_sampled(
             request.messages,

@@ -14,9 +14,9 @@ from penstock.http.errors import ApiError, shown
 class BlockTexts:
     """Texts of the blocks of one conversation. Methods raise ApiError."""
 
-    def __init__(self, *, sees_images: bool = False) -> None:
-        """``sees_images``: images in content stay images."""
-        self.unsupported = UnsupportedContent()
+    def __init__(self, unsupported: UnsupportedContent, *, sees_images: bool = False) -> None:
+        """``unsupported`` notes what the model cannot see. ``sees_images``: images in content stay images."""
+        self.unsupported = unsupported
         self._sees_images = sees_images
 
     def content(self, block: ContentBlock | InnerBlock, field: str) -> str | Part:
@@ -39,7 +39,7 @@ class BlockTexts:
             case "text":
                 return _needed(block.text, f"{field}.text")
             case "image":
-                return self.unsupported.add("image")
+                return self.unsupported.add("image", field)
             case "document":
                 texts = [block.context, self._document(block.source, f"{field}.source")]
                 return _tagged("document", block.title, texts)
@@ -56,7 +56,7 @@ class BlockTexts:
             case {"type": "content", "content": list(parts)}:
                 return "\n".join(self._part(part, f"{field}.content[{at}]") for at, part in enumerate(parts))
             case {"type": "base64" | "url" | "file"}:
-                return self.unsupported.add("document")
+                return self.unsupported.add("document", field)
         kind = source.get("type") if isinstance(source, dict) else None
         raise ApiError(
             400,
@@ -79,7 +79,7 @@ class BlockTexts:
             case {"type": "text"}:
                 raise ApiError(400, f"{field}.text must be a text.", param=f"{field}.text")
             case {"type": "image"}:
-                return self.unsupported.add("image")
+                return self.unsupported.add("image", field)
         raise unsupported(part.get("type") if isinstance(part, dict) else None, field)
 
 

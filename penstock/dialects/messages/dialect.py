@@ -157,7 +157,7 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
     )
     choice = choice._replace(constraint=_named_here(choice.constraint))
     thinking = parse_thinking(request)
-    texts = BlockTexts()
+    texts = BlockTexts(processor.unsupported_content())
     messages = convert_messages(request, texts)
     continued = messages[-1].role == ASSISTANT and not messages[-1].tool_calls
     text = processor.render(

@@ -23,10 +23,14 @@ ITEM_TYPES = (
     "function_call_output",
     "custom_tool_call",
     "custom_tool_call_output",
+    "computer_call",
+    "computer_call_output",
+    "image_generation_call",
     "reasoning",
     "item_reference",
 )
 ROLES = ("user", "assistant", "system", "developer")
+_IMAGES = ("input_image", "computer_screenshot")
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
@@ -53,9 +57,9 @@ class Conversation:
     Reasoning, text and calls of the assistant in a row are one message, as the model wrote them.
     """
 
-    def __init__(self, *, sees_images: bool = False) -> None:
-        """``sees_images``: images in content stay images."""
-        self.unsupported = UnsupportedContent()
+    def __init__(self, unsupported: UnsupportedContent, *, sees_images: bool = False) -> None:
+        """``unsupported`` notes what the model cannot see. ``sees_images``: images in content stay images."""
+        self.unsupported = unsupported
         self._sees_images = sees_images
         self._shown: list[str | Part] = []
         """Images in results of tools, which follow them: results of chat completions have texts alone."""
@@ -105,7 +109,12 @@ class Conversation:
                 self._call(item, item.arguments or "", field)
             case "custom_tool_call":
                 self._call(item, encode_json({CUSTOM_INPUT: item.input or ""}).decode(), field)
-            case "function_call_output" | "custom_tool_call_output":
+            case "computer_call":
+                said = item.actions if item.actions is not None else item.action
+                self._called("computer", item.call_id, encode_json({"actions": said}).decode(), field)
+            case "image_generation_call":
+                self._assistant().contents.append(self.unsupported.add("image", field))
+            case "function_call_output" | "custom_tool_call_output" | "computer_call_output":
                 call_id = _needed(item.call_id, f"{field}.call_id")
                 if item.output is None:
                     raise _missing(f"{field}.output")
@@ -149,23 +158,29 @@ class Conversation:
 
     def _call(self, item: InputItem, arguments: str | dict[str, object], field: str) -> None:
         name = function_name(item.namespace, _needed(item.name, f"{field}.name"))
-        call_id = _needed(item.call_id, f"{field}.call_id")
+        self._called(name, item.call_id, arguments, field)
+
+    def _called(self, name: str, id: str | None, arguments: str | dict[str, object], field: str) -> None:
+        call_id = _needed(id, f"{field}.call_id")
         self._names[call_id] = name
         call = ToolCall(function=FunctionCall(name=name, arguments=arguments), id=call_id)
         self._assistant().calls.append(call)
 
     # -- content
 
-    def _content(self, content: str | list[ContentPart], field: str) -> str | list[str | Part]:
+    def _content(self, content: str | list[ContentPart] | ContentPart, field: str) -> str | list[str | Part]:
         if isinstance(content, str):
             return content
+        if isinstance(content, ContentPart):  # of a computer
+            part = self._part(content, field)
+            return part if isinstance(part, str) else [part]
         parts = [self._part(part, f"{field}[{place}]") for place, part in enumerate(content)]
         first = parts[0] if len(parts) == 1 else None
         return first if isinstance(first, str) else [_as_part(part) for part in parts]
 
     def _part(self, part: ContentPart, field: str) -> str | Part:
         """The text of a part, or the image that the model sees."""
-        if not (self._sees_images and part.type == "input_image" and isinstance(part.image_url, str)):
+        if not (self._sees_images and part.type in _IMAGES and isinstance(part.image_url, str)):
             return self._text(part, field)
         image = {"url": part.image_url}
         if isinstance(part.detail, str):
@@ -192,7 +207,7 @@ class Conversation:
         if part.type == "refusal":
             return _needed(part.refusal, f"{field}.refusal")
         if part.type in UNSUPPORTED_PARTS:
-            return self.unsupported.add(UNSUPPORTED_PARTS[part.type])
+            return self.unsupported.add(UNSUPPORTED_PARTS[part.type], field)
         if part.type not in _TEXTS:
             raise ApiError(
                 400,

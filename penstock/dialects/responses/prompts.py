@@ -130,7 +130,7 @@ class ResponsePrompts:
         choice = tools.named_here(choice)
         found = found or NOTHING_FOUND
         items = _own_items(request, found)
-        conversation = _conversation(request, items, found)
+        conversation = _conversation(processor, request, items, found)
         text = self._rendered(request, conversation.messages, choice)
         return ResponsePrompt(text, items, tools, choice, _warning(choice, tools, conversation))
 
@@ -179,8 +179,10 @@ def _own_items(request: ResponseRequest, found: Found) -> list[InputItem]:
     return [found.items.get(item.id or "", item) if item.type == "item_reference" else item for item in given]
 
 
-def _conversation(request: ResponseRequest, items: list[InputItem], found: Found) -> Conversation:
-    conversation = Conversation()
+def _conversation(
+    processor: InputProcessor, request: ResponseRequest, items: list[InputItem], found: Found
+) -> Conversation:
+    conversation = Conversation(processor.unsupported_content())
     if request.instructions:
         conversation.append(Message(role="system", content=request.instructions))
     for stored in found.chain:

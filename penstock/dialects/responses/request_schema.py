@@ -23,6 +23,7 @@ class ContentPart(msgspec.Struct, gc=False, omit_defaults=True):
     logprobs: Annotated[Any, about("Not used.")] = None
     image_url: Annotated[Any, about("Not used: the model is told that it cannot see the image.")] = None
     detail: Annotated[Any, about("Not used.")] = None
+    input_audio: Annotated[Any, about("Not used, likewise.")] = None
     file_id: Annotated[Any, about("Not used, likewise.")] = None
     file_data: Annotated[Any, about("Not used, likewise.")] = None
     file_url: Annotated[Any, about("Not used, likewise.")] = None
@@ -36,7 +37,8 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
         str | None,
         about(
             "message (default), function_call, function_call_output, custom_tool_call, "
-            "custom_tool_call_output, reasoning or item_reference."
+            "custom_tool_call_output, computer_call, computer_call_output, image_generation_call, reasoning "
+            "or item_reference."
         ),
     ] = None
     id: Annotated[str | None, about("The item's id; that of a stored item in an item_reference.")] = None
@@ -49,7 +51,15 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     namespace: Annotated[str | None, about("Of a call: the namespace of the tool.")] = None
     arguments: Annotated[str | JsonObject | None, about("Of a function_call: JSON text.")] = None
     input: Annotated[str | None, about("Of a custom_tool_call.")] = None
-    output: Annotated[str | list[ContentPart] | None, about("What a call returned.")] = None
+    output: Annotated[
+        str | list[ContentPart] | ContentPart | None,
+        about("What a call returned: a text, or parts; of a computer_call_output a screenshot."),
+    ] = None
+    pending_safety_checks: Annotated[Any, about("Of a computer_call. Not used.")] = None
+    acknowledged_safety_checks: Annotated[Any, about("Of a computer_call_output. Not used.")] = None
+    action: Annotated[Any, about("Of a computer_call; of an image_generation_call, not used.")] = None
+    actions: Annotated[Any, about("Of a computer_call.")] = None
+    result: Annotated[Any, about("Of an image_generation_call: the model is told that it sees none.")] = None
     status: Annotated[str | None, about("Not used.")] = None
     phase: Annotated[str | None, about("Not used.")] = None
     caller: Annotated[Any, about("Not used.")] = None

@@ -22,6 +22,7 @@ from penstock.gateway.translation.translated_request import TranslatedRequest
 from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.request.body_decoder import BodyDecoder
 from penstock.generation.request.unsupported import UnsupportedFieldCheck
+from penstock.generation.request.unsupported_content import UnsupportedContent
 
 _SAME = (
     "model",
@@ -44,7 +45,7 @@ def translate_messages(raw: bytes, request_id: str) -> TranslatedRequest:
     """Raises ApiError for what no chat server can do."""
     request = _decoder.decode(raw)
     _unsupported.check_fields(request)
-    thinking, texts = parse_thinking(request), BlockTexts(sees_images=True)
+    thinking, texts = parse_thinking(request), BlockTexts(UnsupportedContent(), sees_images=True)
     choice, config = request.tool_choice, request.output_config
     fields = same_fields(request, _SAME)
     fields["messages"] = chat_messages(convert_messages(request, texts))

@@ -31,6 +31,7 @@ from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.request.body_decoder import BodyDecoder
 from penstock.generation.request.schemas import Message
 from penstock.generation.request.unsupported import UnsupportedFieldCheck
+from penstock.generation.request.unsupported_content import UnsupportedContent
 from penstock.http.errors import ApiError, encode_json
 
 _SAME = (
@@ -79,7 +80,7 @@ def translate_response(raw: bytes, request_id: str) -> TranslatedRequest:
     included = included_fields(request)
     _refuse(request, included)
     tools = Tools(request.tools)
-    conversation = Conversation(sees_images=True)
+    conversation = Conversation(UnsupportedContent(), sees_images=True)
     if request.instructions:
         conversation.append(Message(role="system", content=request.instructions))
     conversation.add(_items(request), "input")

@@ -1,7 +1,7 @@
 """Content that models cannot see: they read a sentence in its place, and the client gets a warning.
 
 Tools show images and files to agents, which send them with every later request. One that is refused would end
-the conversation forever.
+the conversation forever; a server with ``--strict-requests`` refuses it all the same.
 """
 
 from __future__ import annotations
@@ -9,16 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.generation.request.schemas import Message, Part
+from penstock.http.errors import ApiError
 
 UNSUPPORTED_PARTS = {
     "image": "image",
     "image_url": "image",
+    "image_pil": "image",
+    "image_embeds": "image",
     "input_image": "image",
+    "computer_screenshot": "image",
     "audio": "recording",
     "audio_url": "recording",
+    "audio_embeds": "recording",
     "input_audio": "recording",
     "video": "video",
     "video_url": "video",
+    "input_video": "video",
     "file": "document",
     "input_file": "document",
 }
@@ -45,19 +51,32 @@ def placeholder(kind: str) -> str:
 class UnsupportedContent:
     """What of a conversation the model cannot see."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, refused: bool = False) -> None:
+        """``refused``: such content is an error."""
+        self._refused = refused
         self._kinds: set[str] = set()
 
-    def add(self, kind: str) -> str:
-        """Note that there is such content. Returns what the model reads in its place."""
+    def add(self, kind: str, field: str) -> str:
+        """Note that there is such content, at the path ``field``. Returns what the model reads in its place.
+        Raises ApiError if it is refused."""
+        if self._refused:
+            raise ApiError(
+                400,
+                f"{field}: the model reads text only and cannot {_verb(kind)} {kind}s; this server refuses "
+                "what it would have to leave out (--strict-requests).",
+                param=field,
+            )
         self._kinds.add(kind)
         return placeholder(kind)
 
     def replace_parts(self, messages: Iterable[Message]) -> None:
-        """Put what the model reads in the place of parts that it cannot see."""
-        for message in messages:
+        """Put what the model reads in the place of parts that it cannot see. Raises ApiError."""
+        for number, message in enumerate(messages):
             if isinstance(message.content, list):
-                message.content = [self._seen(part) for part in message.content]
+                field = f"messages[{number}].content"
+                message.content = [
+                    self._seen(part, f"{field}[{place}]") for place, part in enumerate(message.content)
+                ]
 
     def warning(self, field: str) -> str | None:
         """For the client; ``field`` has the conversation."""
@@ -69,10 +88,10 @@ class UnsupportedContent:
         cannot = " or ".join(f"{verb} {', '.join(names)}" for verb, names in kinds.items())
         return f"{field}: the model reads text only and cannot {cannot}; it was told so in their place"
 
-    def _seen(self, part: str | Part) -> str | Part:
+    def _seen(self, part: str | Part, field: str) -> str | Part:
         if isinstance(part, str) or part.type not in UNSUPPORTED_PARTS:
             return part
-        return Part(type="text", text=self.add(UNSUPPORTED_PARTS[part.type]))
+        return Part(type="text", text=self.add(UNSUPPORTED_PARTS[part.type], field))
 
 
 def _verb(kind: str) -> str:

@@ -44,9 +44,13 @@ def processor(template: str = TEMPLATE, **options: Any) -> InputProcessor:
     return tiny_input_processor(ServeConfig(**options), ChatTemplate({"default": template}, {}), names=("m",))
 
 
+def make_dialect(**options: Any) -> Messages:
+    return Messages(ServeConfig(**options), processor(**options))
+
+
 @cache
 def dialect() -> Messages:
-    return Messages(ServeConfig(), processor())
+    return make_dialect()
 
 
 @cache

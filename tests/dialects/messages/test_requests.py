@@ -10,7 +10,6 @@ import pytest
 from penstock.config.serve import ServeConfig
 from penstock.dialects.messages.dialect import Messages, MessagesTokenCounter
 from penstock.dialects.messages.thinking import carrying_signature
-from penstock.generation.request.unsupported_content import placeholder
 from penstock.http.errors import ApiError
 from tests.dialects.messages.serving import WEATHER, counted, plan, processor, prompt
 
@@ -90,47 +89,6 @@ def test_documents_and_search_results_become_text() -> None:
     shown = prompt(messages=[user(document, result)])
     assert '<document title="T">\nOnce\n</document>' in shown
     assert '<search_result title="R">\nSource: http://x\nFound\n</search_result>' in shown
-
-
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
-PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "QUJD"}}
-
-
-@pytest.mark.parametrize(
-    ("block", "told", "named"),
-    [
-        (IMAGE, placeholder("image"), "images"),
-        (PDF, placeholder("document"), "documents"),
-        ({"type": "document", "source": {"type": "url", "url": "x"}}, placeholder("document"), "documents"),
-        (
-            {"type": "document", "source": {"type": "file", "file_id": "x"}},
-            placeholder("document"),
-            "documents",
-        ),
-        (
-            {"type": "document", "source": {"type": "content", "content": [IMAGE]}},
-            placeholder("image"),
-            "images",
-        ),
-    ],
-)
-def test_the_model_is_told_of_what_it_cannot_see(block: dict[str, Any], told: str, named: str) -> None:
-    """A history with such a block, as tools that show files make it, must not be refused for ever."""
-    result = {"type": "tool_result", "tool_use_id": "1", "content": [text("See:"), block]}
-    for sent in (block, result):
-        made = plan(messages=[user(sent)])
-        assert told in str(made.prompts)
-        assert "QUJD" not in str(made.prompts)
-        assert made.warning == (
-            f"messages: the model reads text only and cannot see {named}; it was told so in their place"
-        )
-    assert plan(messages=[USER]).warning is None
-
-
-def test_a_warning_names_everything_once() -> None:
-    made = plan(messages=[user(PDF, IMAGE, IMAGE, PDF)])
-    assert made.warning is not None
-    assert "cannot see documents, images;" in made.warning
 
 
 def test_a_reference_names_its_tool() -> None:

@@ -16,7 +16,6 @@ from penstock.dialects.responses.reasoning_content import open_reasoning, seal_r
 from penstock.generation.dialect import RequestInfo
 from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.chat_template import ChatTemplate
-from penstock.generation.request.unsupported_content import placeholder
 from penstock.http.errors import ApiError
 from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import StoredResponse
@@ -153,24 +152,6 @@ def test_reasoning_of_others_is_not_opened() -> None:
     assert open_reasoning("penstock1.###") is None
     assert open_reasoning("penstock1._w==") is None
     assert open_reasoning("penstock1.ü") is None
-
-
-def test_the_model_is_told_of_images() -> None:
-    parts = [{"type": "input_text", "text": "See:"}, {"type": "input_image", "image_url": "data:,"}]
-    plan = plan_of([{"role": "user", "content": parts}])
-    assert placeholder("image") in str(plan.prompts)
-    assert plan.warning == (
-        "input: the model reads text only and cannot see images; it was told so in their place"
-    )
-
-
-def test_the_model_is_told_of_files_and_recordings() -> None:
-    parts = [{"type": "input_file", "file_data": "data:,"}, {"type": "input_audio"}]
-    plan = plan_of([{"role": "user", "content": parts}])
-    assert placeholder("document") in str(plan.prompts)
-    assert placeholder("recording") in str(plan.prompts)
-    assert plan.warning is not None
-    assert "cannot see documents or hear recordings;" in plan.warning
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from penstock.dialects.responses.request_schema import InputItem
 from penstock.generation.prompt.template_rules import PLACES, TemplateRules
 from penstock.generation.prompt.turns import arranged
 from penstock.generation.request.schemas import Message
+from penstock.generation.request.unsupported_content import UnsupportedContent
 
 TEXT = "x" * 2000
 RULES = TemplateRules(refused=PLACES - frozenset({("system", "start")}))
@@ -30,7 +31,7 @@ def join_systems(count: int) -> str:
 
 
 def join_answers(count: int) -> str:
-    conversation = Conversation()
+    conversation = Conversation(UnsupportedContent())
     item = InputItem(type="message", role="assistant", content=TEXT)
     conversation.add([item] * count, "input")
     [message] = conversation.messages
@@ -52,7 +53,7 @@ def test_the_time_grows_with_the_length_alone(join: Callable[[int], str]) -> Non
 
 
 def test_an_assistants_turn_goes_on_where_items_are_added_in_parts() -> None:
-    conversation = Conversation()
+    conversation = Conversation(UnsupportedContent())
     answer = InputItem(type="message", role="assistant", content="A1")
     conversation.add(
         [answer, InputItem(type="function_call", name="f", arguments="{}", call_id="c")], "input"
