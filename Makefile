@@ -136,7 +136,7 @@ test-agents: install-dev $(AGENTS)/node_modules
 	$(BIN)/python -m pytest --slow $(AGENTS) $(ARGS)
 
 $(AGENTS)/node_modules: $(AGENTS)/package-lock.json
-	npm ci --prefix $(AGENTS) --silent
+	npm install --prefix $(AGENTS) --no-save --silent
 	touch $@
 
 test-schemas: install-dev $(SCHEMAS)/.installed  ## Grammars of other people's schemas against a reference validator.

@@ -119,8 +119,11 @@ class OpenAIReply(ReplyFormat):
         return b'%b],"usage":%b%b}\n\n' % (self._prefix, counts, _FINGERPRINT) + DONE
 
     def error(self, error: StreamError) -> bytes:
-        event = b"data: %b\n\n" % stream_failed(error).body()
-        return event
+        """Its message ends with the status that an HTTP reply would have had: agents look for that number to
+        decide whether to try again, and drop fields of the event that they do not know."""
+        failure = stream_failed(error)
+        message = f"{failure.message} (status {failure.status})"
+        return b"data: %b\n\n" % encode_json({"error": failure.fields() | {"message": message}})
 
     # -- replies that are not streamed
 

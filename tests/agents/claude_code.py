@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.agents.scripts import call, report, task
+from tests.agents.scripts import Tools, call, report, task, tasks
 
 ARGUMENTS = (
     "--output-format=stream-json",
@@ -34,44 +34,16 @@ def report_of(events: list[dict[str, Any]]) -> str:
 
 def rules(folder: Path, *, reload: str, long_report: str) -> list[dict[str, Any]]:
     path = str(folder / "config.ini")
-
-    def run(command: str) -> tuple[str, dict[str, Any]]:
-        return "Bash", {"command": command, "description": "Run a command"}
-
-    read = call(("Read", {"file_path": path}), text="I look.", reasoning="A file.")
-    edit = {"file_path": path, "old_string": "speed = 3", "new_string": "speed = 4"}
+    read = "Read", {"file_path": path}
+    edit = "Edit", {"file_path": path, "old_string": "speed = 3", "new_string": "speed = 4"}
+    described = {"description": "Run a command"}
+    tools = Tools(read, edit, "updated successfully", "Bash", "command", described)
     return [
-        *task("claude-read", read, report("The speed is 3.", ("Read", "speed = 3"))),
-        *task(
-            "claude-edit",
-            read,
-            call(("Edit", edit), after=("Read", "speed = 3")),
-            call(run("cat config.ini"), after=("Edit", "updated successfully")),
-            report("The speed is 4.", ("Bash", "speed = 4")),
-        ),
+        *tasks("claude", tools, reload=reload, long_report=long_report),
         *task(
             "claude-picture",
             call(("Read", {"file_path": str(folder / "pump.png")})),
-            call(("Read", {"file_path": path}), after=("Read", "cannot see it")),
+            call(read, after=("Read", "cannot see it")),
             report("Nobody sees the pump.", ("Read", "speed = 3")),
-        ),
-        *task(
-            "claude-error",
-            read,
-            report(
-                "The speed is 3.", ("Read", "speed = 3"), end="error", **{"after-tokens": 3, "end-times": 1}
-            ),
-        ),
-        *task(
-            "claude-command",
-            call(run("echo $((6 * 7))"), run("wc -l < config.ini")),
-            report("42 and 3.", ("Bash", "42")),
-        ),
-        *task("claude-kill", read, report(long_report, ("Read", "speed = 3"), pace={"token-ms": 30})),
-        *task(
-            "claude-reload",
-            call(run(reload)),
-            call(run("cat config.ini"), after=("Bash", "replaced")),
-            report("The speed is still 3.", ("Bash", "speed = 3")),
         ),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.agents.scripts import call, report, task
+from tests.agents.scripts import Tools, call, report, task, tasks
 
 ARGUMENTS = ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json")
 RESULT = '"exit_code":0'
@@ -64,49 +64,16 @@ def report_of(events: list[dict[str, Any]]) -> str:
 
 
 def rules(folder: Path, *, reload: str, long_report: str) -> list[dict[str, Any]]:
-    def run(command: str) -> tuple[str, dict[str, Any]]:
-        return "exec_command", {"cmd": command}
-
-    read = call(run("cat config.ini"), text="I look.", reasoning="A file.")
+    shell = "exec_command"
+    read = shell, {"cmd": "cat config.ini"}
+    edit = shell, {"cmd": f"apply_patch <<'EOF'\n{PATCH}EOF\n"}
+    tools = Tools(read, edit, "Success", shell, "cmd")
     return [
-        *task("codex-read", read, report("The speed is 3.", ("exec_command", "speed = 3"))),
-        *task(
-            "codex-edit",
-            read,
-            call(run(f"apply_patch <<'EOF'\n{PATCH}EOF\n"), after=("exec_command", "speed = 3")),
-            call(run("cat config.ini"), after=("exec_command", "Success")),
-            report("The speed is 4.", ("exec_command", "speed = 4")),
-        ),
+        *tasks("codex", tools, reload=reload, long_report=long_report),
         *task(
             "codex-patch",
-            read,
-            call(("apply_patch", {"input": PATCH}), after=("exec_command", "speed = 3")),
+            call(read),
+            call(("apply_patch", {"input": PATCH}), after=(shell, "speed = 3")),
             report("The speed is 4.", ("apply_patch", "Success")),
-        ),
-        *task(
-            "codex-error",
-            read,
-            report(
-                "The speed is 3.",
-                ("exec_command", "speed = 3"),
-                end="error",
-                **{"after-tokens": 3, "end-times": 1},
-            ),
-        ),
-        *task(
-            "codex-command",
-            call(run("echo $((6 * 7))"), run("wc -l < config.ini")),
-            report("42 and 3.", ("exec_command", "42")),
-        ),
-        *task(
-            "codex-kill",
-            read,
-            report(long_report, ("exec_command", "speed = 3"), pace={"token-ms": 30}),
-        ),
-        *task(
-            "codex-reload",
-            call(run(reload)),
-            call(run("cat config.ini"), after=("exec_command", "replaced")),
-            report("The speed is still 3.", ("exec_command", "speed = 3")),
         ),
     ]

@@ -18,14 +18,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.agents import claude_code, codex
+from tests.agents import claude_code, codex, opencode, qwen_code
 from tests.gateway.processes import gateway
 from tests.integration.server import Server, total, wait_until
 
 BIN = Path(__file__).parent / "node_modules" / ".bin"
 CONFIG = "[main]\nspeed = 3\nname = pump\n"
 RELOAD = Path(__file__).parent / "replace_api_servers.py"
-AGENTS = {"codex": codex, "claude": claude_code}
+AGENTS = {"codex": codex, "claude": claude_code, "opencode": opencode, "qwen": qwen_code}
 TASK_S = 300.0
 KEY = "agents-key"
 ALIAS = "claude-*=penstock-demo"

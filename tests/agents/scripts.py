@@ -2,9 +2,64 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 Call = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """How an agent's tools are called in its tasks."""
+
+    read: Call
+    """Shows config.ini."""
+    edit: Call
+    """Replaces 3 by 4 in it."""
+    edited: str
+    """In the result of ``edit``."""
+    shell: str
+    """The tool that runs a command."""
+    command: str
+    """Its argument for the command."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Its other arguments."""
+    suffix: str = ""
+    """Follows each command."""
+
+    def run(self, command: str) -> Call:
+        return self.shell, {self.command: command + self.suffix, **self.arguments}
+
+
+def tasks(agent: str, tools: Tools, *, reload: str, long_report: str) -> list[dict[str, Any]]:
+    """The rules of the tasks that all agents do. ``reload``: a command that replaces the API servers."""
+    run, shell = tools.run, tools.shell
+    read = call(tools.read, text="I look.", reasoning="A file.")
+    has_read = (tools.read[0], "speed = 3")
+    fails_once = {"end": "error", "after-tokens": 3, "end-times": 1}
+    return [
+        *task(f"{agent}-read", read, report("The speed is 3.", has_read)),
+        *task(
+            f"{agent}-edit",
+            read,
+            call(tools.edit, after=has_read),
+            call(run("cat config.ini"), after=(tools.edit[0], tools.edited)),
+            report("The speed is 4.", (shell, "speed = 4")),
+        ),
+        *task(f"{agent}-error", read, report("The speed is 3.", has_read, **fails_once)),
+        *task(
+            f"{agent}-command",
+            call(run("echo $((6 * 7))"), run("wc -l < config.ini")),
+            report("42 and 3.", (shell, "42")),
+        ),
+        *task(f"{agent}-kill", read, report(long_report, has_read, pace={"token-ms": 30})),
+        *task(
+            f"{agent}-reload",
+            call(run(reload)),
+            call(run("cat config.ini"), after=(shell, "replaced")),
+            report("The speed is still 3.", (shell, "speed = 3")),
+        ),
+    ]
 
 
 def task(name: str, *turns: dict[str, Any]) -> list[dict[str, Any]]:

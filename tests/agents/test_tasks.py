@@ -1,4 +1,5 @@
-"""Tasks that unmodified agents finish: Codex over /v1/responses, Claude Code over /v1/messages."""
+"""Tasks that unmodified agents finish: Codex over /v1/responses, Claude Code over /v1/messages, opencode and
+Qwen Code over /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -47,8 +48,9 @@ def test_a_wrong_key_is_told_at_once(agent: Agent) -> None:
     assert "api_retry" not in str(raised.value)
 
 
+@pytest.mark.parametrize("agent", ["codex", "claude", "opencode"], indirect=True)
 def test_a_reply_that_fails_is_asked_for_again(agent: Agent) -> None:
-    """Each of the engines fails once."""
+    """Each of the engines fails once. Qwen Code gives up after the first token."""
     assert agent.run(f"{agent.name}-error") == "The speed is 3."
 
 
@@ -75,6 +77,8 @@ def test_a_patch_as_text_under_a_grammar(agent: Agent) -> None:
 def test_through_a_gateway_that_translates(translated_agent: Agent, task: str) -> None:
     """To a server that speaks chat completions alone, as far as the gateway knows."""
     agent = translated_agent
+    if (agent.name, task) == ("qwen", "error"):
+        pytest.skip("Qwen Code gives up")
     wanted = {"read": "The speed is 3.", "edit": "The speed is 4.", "command": "42 and 3."}
     assert agent.run(f"{agent.name}-{task}") == wanted.get(task, "The speed is 3.")
     if task == "edit":
