@@ -34,13 +34,16 @@ REASONING_START = b',"delta":{"reasoning":"'
 SYSTEM_FINGERPRINT = f"penstock-{__version__}"
 SERVICE_TIER = b'"default"'
 """The tier that serves all requests, whichever they ask for; ``priority`` is a field of its own."""
+NULLABLE = frozenset(("content", "refusal", "logprobs"))
+"""Fields that OpenAI's schemas require and that may be null."""
+_WHOLE_NULLS = ((b"ec_transfer_params", b"null"), (b"metrics", b"null"))
 _FINGERPRINT = b',"system_fingerprint":' + encode_json(SYSTEM_FINGERPRINT)
 
 
 class OpenAIReply(ReplyFormat):
     """The reply to one request; a subclass per API formats choices."""
 
-    __slots__ = ("_prefix", "_service_tier", "created", "id", "model", "role")
+    __slots__ = ("_prefix", "_service_tier", "created", "id", "model", "role", "strict")
 
     event_object: ClassVar[str]
     body_object: ClassVar[str]
@@ -52,8 +55,12 @@ class OpenAIReply(ReplyFormat):
     logprob_lists: ClassVar[Sequence[tuple[bytes, ItemKind]]]
     """The lists of the field ``logprobs`` of an event, and the JSON that precedes each."""
 
-    def __init__(self, id: str, model: str, role: str, *, show_tier: bool = False) -> None:
-        """``show_tier``: name the service tier, as OpenAI does if the request has one."""
+    def __init__(
+        self, id: str, model: str, role: str, *, show_tier: bool = False, strict: bool = False
+    ) -> None:
+        """``show_tier``: name the service tier, as OpenAI does if the request has one. ``strict``: leave null
+        fields out of whole replies as well, but for those that OpenAI's schemas require."""
+        self.strict = strict
         self.id = id
         self.model = model
         self.role = role
@@ -127,8 +134,17 @@ class OpenAIReply(ReplyFormat):
 
     # -- replies that are not streamed
 
-    whole_end: ClassVar[bytes] = b""
+    whole_nulls: ClassVar[Sequence[tuple[bytes, bytes]]] = ()
     """Fields of vLLM's whole replies that are always null here, after those of the prompt."""
+
+    def kept(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields that an object of a whole reply has."""
+        if not self.strict:
+            return fields
+        return {name: value for name, value in fields.items() if value is not None or name in NULLABLE}
+
+    def _kept(self, name: bytes, value: bytes) -> bytes:
+        return b"" if self.strict and value == b"null" else b',"%b":%b' % (name, value)
 
     @abstractmethod
     def choice_content(self, choice: Choice) -> dict[str, Any]:
@@ -136,13 +152,13 @@ class OpenAIReply(ReplyFormat):
 
     def prompt_fields(self, prompt: Prompt, *, return_ids: bool) -> Iterator[bytes]:
         """Fields of a prompt in pieces, each field after a comma. ``return_ids``: with token ids."""
-        yield b',"prompt_logprobs":'
         if prompt.logprobs is None:
-            yield b"null"
+            yield self._kept(b"prompt_logprobs", b"null")
         else:
+            yield b',"prompt_logprobs":'
             yield from prompt.logprobs.field()
         ids = prompt_token_ids(prompt) if return_ids else None
-        yield b',"prompt_token_ids":' + encode_json(ids)
+        yield self._kept(b"prompt_token_ids", encode_json(ids))
 
     prompt_in_choice: ClassVar[bool]
     """Whether each choice has the fields of its prompt, otherwise the body has them."""
@@ -153,14 +169,15 @@ class OpenAIReply(ReplyFormat):
         yield encode_json(start)[:-1] + b',"choices":['
         for index, choice in enumerate(reply.best_choices()):
             yield from self._whole_choice(index, choice, return_ids=return_ids)
-        usage = encode_json(whole_usage_field(reply.usage()))
-        yield b'],"service_tier":%b%b,"usage":%b' % (self._service_tier, _FINGERPRINT, usage)
+        usage = encode_json(usage_field(reply.usage()) if self.strict else whole_usage_field(reply.usage()))
+        tier = self._kept(b"service_tier", self._service_tier)
+        yield b']%b%b,"usage":%b' % (tier, _FINGERPRINT, usage)
         first = reply.choices[0]
         if not self.prompt_in_choice:
             yield from self.prompt_fields(first.prompt, return_ids=return_ids)
-        yield self.whole_end
         transfer = b"null" if first.kv_transfer_params is None else first.kv_transfer_params
-        yield b',"kv_transfer_params":%b,"ec_transfer_params":null,"metrics":null}' % transfer
+        values = (*self.whole_nulls, (b"kv_transfer_params", transfer), *_WHOLE_NULLS)
+        yield b"".join([*(self._kept(name, value) for name, value in values), b"}"])
 
     def _whole_choice(self, index: int, choice: Choice, *, return_ids: bool) -> Iterator[bytes]:
         content = self.choice_content(choice)  # first: it may change the finish reason
@@ -178,13 +195,13 @@ class OpenAIReply(ReplyFormat):
         }
         if choice.weight_versions is not None:
             ending["weight_versions"] = choice.weight_versions
-        yield b"," + encode_json(ending)[1:-1]
+        yield b"," + encode_json(self.kept(ending))[1:-1]
         if self.prompt_in_choice:
             yield from self.prompt_fields(choice.prompt, return_ids=return_ids)
-        yield b',"routed_experts":'
         if choice.routed_experts is None:
-            yield b"null}"
+            yield self._kept(b"routed_experts", b"null") + b"}"
             return
+        yield b',"routed_experts":'
         yield from encoded(choice.routed_experts)
         yield b"}"
 

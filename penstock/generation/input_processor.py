@@ -68,14 +68,13 @@ class InputProcessor:
         self.call_syntax = None if tools is None else CallSyntax(tools, self._token_ids)
         """How grammars spell the model's calls; None: the format is unknown, or has no grammar."""
         self.json_whitespace = config.json_whitespace
-        self._strict = config.strict_requests
+        self._config = config
         self._decoders: list[BodyDecoder[Any]] = []
         self._names = frozenset(info.names)
         self.aliases = ModelAliases(config.model_alias or ())
         self.adapters = adapters
         self.max_logprobs = validation.logprobs_limit(config.max_logprobs, info.vocab_size)
         """Maximum alternatives per token that requests may ask for."""
-        self._force_usage = config.enable_force_include_usage
         self._interval_policy = IntervalPolicy(config)
         self.max_total = info.max_model_len
         """Most tokens of prompt and output together that context and KV caches hold."""
@@ -104,7 +103,7 @@ class InputProcessor:
         The others: see :class:`BodyDecoder`."""
         most = max(MAX_COMMAS, 2 * self.model_info.max_model_len)
         decoder = BodyDecoder(
-            type, strict=self._strict, max_commas=most, id_field=id_field, flat_ids=flat_ids
+            type, strict=self._config.strict_requests, max_commas=most, id_field=id_field, flat_ids=flat_ids
         )
         self._decoders.append(decoder)
         return decoder
@@ -116,7 +115,7 @@ class InputProcessor:
 
     def unsupported_content(self) -> UnsupportedContent:
         """What a conversation has that the model cannot see: a strict server refuses it."""
-        return UnsupportedContent(refused=self._strict)
+        return UnsupportedContent(refused=self._config.strict_requests)
 
     def unknown_fields(self) -> dict[str, int]:
         """Number of requests by unknown field, since the start."""
@@ -139,7 +138,13 @@ class InputProcessor:
     # -- a request
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError for a model that is not served."""
+        """Raises ApiError for a model that is not served, or none where the server wants a name."""
+        if name is None and self._config.strict_schema:
+            raise ApiError(
+                400,
+                f"model is missing (--strict-schema). The server has {', '.join(self.model_info.names)}.",
+                param="model",
+            )
         if name is not None and name not in self._names:
             self._adapter_of(name)
 
@@ -243,7 +248,7 @@ class InputProcessor:
                 request.prompt_logprobs, self.max_logprobs, self.model_info.vocab_size, stream=plan.stream
             )
             plan.base = msgspec.structs.replace(plan.base, prompt_logprobs=plan.prompt_logprobs)
-        if self._force_usage:
+        if self._config.enable_force_include_usage:
             plan.include_usage = plan.continuous_usage = plan.stream
         elif options is not None:
             plan.include_usage = bool(options.include_usage)

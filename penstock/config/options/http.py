@@ -68,6 +68,14 @@ class HttpOptions:
             "HTTP server",
         ),
     ] = False
+    strict_schema: Annotated[
+        bool,
+        option(
+            "Leave null fields out of whole replies of completions and chats, but for those that OpenAI's "
+            "schemas require, and reject requests that name no model.",
+            "HTTP server",
+        ),
+    ] = False
     enable_force_include_usage: Annotated[
         bool,
         option(

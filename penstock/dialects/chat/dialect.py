@@ -27,6 +27,7 @@ class ChatCompletions(Dialect):
 
     def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
         self._processor = processor
+        self._strict = config.strict_schema
         self._decoder = processor.decoder(ChatCompletionRequest)
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
@@ -95,7 +96,7 @@ class ChatCompletions(Dialect):
     def reply_format(self, plan: RequestPlan, request_id: str) -> ChatReply:
         id = f"chatcmpl-{plan.request_id or request_id}"
         tier = plan.dialect_fields is not None
-        return ChatReply(id, plan.model, plan.role, show_tier=tier)
+        return ChatReply(id, plan.model, plan.role, show_tier=tier, strict=self._strict)
 
     def _logprobs(self, request: ChatCompletionRequest) -> int:
         alternatives = request.top_logprobs or 0

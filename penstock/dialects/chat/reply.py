@@ -27,7 +27,7 @@ class ChatReply(OpenAIReply):
     text_start, text_end = b',"delta":{"content":"', b'"}'
     logprob_lists = ((b'"content":[', ItemKind.OBJECT),)
     prompt_in_choice = False
-    whole_end = b',"prompt_text":null'
+    whole_nulls = ((b"prompt_text", b"null"),)
 
     def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
         extra = b"" if usage is None else b',"usage":' + encode_json(usage_field(usage))
@@ -62,7 +62,10 @@ class ChatReply(OpenAIReply):
         delta = choice.take_delta()
         if delta is None:
             delta = Delta(content=choice.prompt.echo + choice.text.decode())
-        return {"message": {"role": self.role, **message_fields(delta)}}
+        message = self.kept({"role": self.role, **message_fields(delta)})
+        if self.strict:
+            message["annotations"] = []  # OpenAI's schema has a list, or nothing
+        return {"message": message}
 
 
 def delta_fields(delta: Delta) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Completions(Dialect):
 
     def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
         self._processor = processor
+        self._strict = config.strict_schema
         self._decoder = processor.decoder(CompletionRequest, id_field="prompt")
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
@@ -67,4 +68,4 @@ class Completions(Dialect):
     def reply_format(self, plan: RequestPlan, request_id: str) -> CompletionReply:
         id = f"cmpl-{plan.request_id or request_id}"
         tier = plan.dialect_fields is not None
-        return CompletionReply(id, plan.model, plan.role, show_tier=tier)
+        return CompletionReply(id, plan.model, plan.role, show_tier=tier, strict=self._strict)

@@ -142,7 +142,8 @@ class BlockSequence:
 def start_fields(start: Start) -> dict[str, Any]:
     """The field ``content_block`` of the event that starts a block."""
     if start.kind is Kind.TEXT:
-        return {"type": "text", "text": ""}
+        return {"type": "text", "text": "", "citations": None}
     if start.kind is Kind.THINKING:
         return {"type": "thinking", "thinking": "", "signature": ""}
-    return {"type": "tool_use", "id": start.id, "name": start.name, "input": {}}
+    caller = {"type": "direct"}  # the model itself, not a program of its
+    return {"type": "tool_use", "id": start.id, "name": start.name, "input": {}, "caller": caller}

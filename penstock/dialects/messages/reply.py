@@ -24,16 +24,22 @@ from penstock.streaming.token_table import escape_json
 
 _USAGE = (
     b'"usage":{"input_tokens":%d,"cache_creation_input_tokens":0,"cache_read_input_tokens":%d,'
-    b'"output_tokens":%d'
+    b'"server_tool_use":null,"output_tokens_details":%b,"output_tokens":%d'
 )
+_WHOLE_USAGE = _USAGE + b',"cache_creation":null,"inference_geo":null,"service_tier":"standard"}'
+_END_FIELDS = b'"stop_reason":%b,"stop_sequence":%b,"stop_details":null,"container":null'
 _MESSAGE_START = (
     b'event: message_start\ndata: {"type":"message_start","message":{"id":"%b","type":"message",'
-    b'"role":"assistant","model":"%b","content":[],"stop_reason":null,"stop_sequence":null,'
-    + _USAGE
-    + b',"service_tier":"standard"}}}\n\n'
+    b'"role":"assistant","model":"%b","content":[],'
+    + _END_FIELDS % (b"null", b"null")
+    + b","
+    + _WHOLE_USAGE
+    + b"}}\n\n"
 )
 _MESSAGE_END = (
-    b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"%b","stop_sequence":%b},'
+    b'event: message_delta\ndata: {"type":"message_delta","delta":{'
+    + _END_FIELDS
+    + b"},"
     + _USAGE
     + b'}}\n\nevent: message_stop\ndata: {"type":"message_stop"}\n\n'
 )
@@ -132,8 +138,11 @@ class MessagesReply(ReplyFormat):
 
     def end(self, usage: TokenUsage | None) -> bytes:
         assert usage is not None  # the plan asks for it
-        sequence = b"null" if self._stop_sequence is None else encode_json(self._stop_sequence)
-        return _MESSAGE_END % (self._stop_reason(usage).encode(), sequence, *_counts(usage))
+        return _MESSAGE_END % (*self._end_fields(usage), *_counts(usage))
+
+    def _end_fields(self, usage: TokenUsage) -> tuple[bytes, bytes]:
+        """The values of _END_FIELDS."""
+        return encode_json(self._stop_reason(usage)), encode_json(self._stop_sequence)
 
     def error(self, error: StreamError) -> bytes:
         return b"event: error\ndata: %b\n\n" % error_body(stream_failed(error), self._fields.request_id)
@@ -188,27 +197,14 @@ class MessagesReply(ReplyFormat):
         if separator != b",":  # there is no block
             yield separator
         self._finish(finish_reason, stop_reason)
-        uncached, cached, generated = _counts(usage)
-        ending = encode_json(
-            {
-                "stop_reason": self._stop_reason(usage),
-                "stop_sequence": self._stop_sequence,
-                "usage": {
-                    "input_tokens": uncached,
-                    "cache_creation_input_tokens": 0,
-                    "cache_read_input_tokens": cached,
-                    "output_tokens": generated,
-                    "service_tier": "standard",
-                },
-            }
-        )
-        yield b"]," + ending[1:]
+        yield b"]," + _END_FIELDS % self._end_fields(usage) + b"," + _WHOLE_USAGE % _counts(usage) + b"}"
 
 
-def _counts(usage: TokenUsage) -> tuple[int, int, int]:
-    """Input tokens that were not cached, those that were, and output tokens."""
-    cached = usage.cached_tokens or 0
-    return usage.prompt_tokens - cached, cached, usage.completion_tokens
+def _counts(usage: TokenUsage) -> tuple[int, int, bytes, int]:
+    """The values of _USAGE: input tokens that were not cached, those that were, details, output tokens."""
+    cached, thinking = usage.cached_tokens or 0, usage.reasoning_tokens
+    details = b"null" if thinking is None else b'{"thinking_tokens":%d}' % thinking
+    return usage.prompt_tokens - cached, cached, details, usage.completion_tokens
 
 
 def _joined(steps: Iterable[Step]) -> Iterator[dict[str, Any]]:

@@ -46,7 +46,7 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_text_is_one_block() -> None:
     message = reply("Good morning.")
-    assert message["content"] == [{"type": "text", "text": "Good morning."}]
+    assert message["content"] == [{"type": "text", "text": "Good morning.", "citations": None}]
     assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
     assert message["usage"]["input_tokens"] == PROMPT.length
     assert message["id"] == "msg_r"
@@ -70,7 +70,7 @@ def test_thinking_text_and_calls_are_blocks_of_their_own() -> None:
     assert thinking["type"] == "thinking"
     assert thinking["thinking"] == "\nTwo places.\n"
     assert thinking_text("", thinking["signature"]) == ""
-    assert text == {"type": "text", "text": "\n\nI look."}
+    assert text == {"type": "text", "text": "\n\nI look.", "citations": None}
     assert (first["name"], first["input"]) == ("weather", {"city": "Zürich"})
     assert first["id"].startswith("toolu_")
     assert first["id"] != second["id"]
@@ -80,13 +80,13 @@ def test_thinking_text_and_calls_are_blocks_of_their_own() -> None:
 def test_white_space_between_blocks_is_none() -> None:
     message = reply(f"<think>\n\n</think>\n\n{CALL}", thinking=THINKING, tools=[WEATHER])
     assert [block["type"] for block in message["content"]] == ["tool_use"]
-    assert reply("\n\n")["content"] == [{"type": "text", "text": "\n\n"}]
+    assert reply("\n\n")["content"] == [{"type": "text", "text": "\n\n", "citations": None}]
     assert reply("")["content"] == []
 
 
 def test_thinking_that_was_not_asked_for_is_dropped() -> None:
     message = reply("<think>Hm.</think>Yes.")
-    assert message["content"] == [{"type": "text", "text": "Yes."}]
+    assert message["content"] == [{"type": "text", "text": "Yes.", "citations": None}]
 
 
 def test_omitted_thinking_is_in_the_signature() -> None:

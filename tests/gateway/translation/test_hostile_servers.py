@@ -186,7 +186,9 @@ def test_what_the_server_gets(upstream: Upstream, front: Gateway) -> None:
     upstream.behaviour = whole(
         '{"choices":[{"message":{"content":"Hi","tool_calls":[]},"finish_reason":"stop"}]}'
     )
-    assert messages(front, stream=False).json()["content"] == [{"type": "text", "text": "Hi"}]
+    assert messages(front, stream=False).json()["content"] == [
+        {"type": "text", "text": "Hi", "citations": None}
+    ]
     call = upstream.calls[-1]
     assert (call.method, call.path) == ("POST", "/v1/chat/completions")
     assert call.json == {
@@ -260,7 +262,8 @@ def test_a_request_falls_back_to_a_pool_of_another_api(tmp_path: Path, first: st
         )
         with gateway(options=("--endpoints-file", str(path))) as front:
             reply = messages(front, stream=False)
-            assert (reply.status_code, reply.json()["content"]) == (200, [{"type": "text", "text": "Hi"}])
+            content = [{"citations": None, **block} for block in reply.json()["content"]]
+            assert (reply.status_code, content) == (200, [{"type": "text", "text": "Hi", "citations": None}])
     chats, messages_ = (one, other) if first == "[chat]" else (other, one)
     assert chats.calls[-1].path == "/v1/chat/completions"
     assert messages_.calls[-1].path == "/v1/messages?beta=true"
@@ -307,7 +310,7 @@ def test_a_vendor_that_speaks_chat_alone(tmp_path: Path) -> None:
                 },
                 headers={"x-api-key": "sk-1", "anthropic-version": "2023-06-01", "anthropic-beta": "b"},
             )
-    assert reply.json()["content"] == [{"type": "text", "text": "Hi"}]
+    assert reply.json()["content"] == [{"type": "text", "text": "Hi", "citations": None}]
     [call] = [each for each in vendor.calls if each.method == "POST"]
     assert (call.path, call.headers["authorization"]) == ("/api/v1/chat/completions", "Bearer sk-vendor")
     assert not {"x-api-key", "x-session-id", "anthropic-version", "anthropic-beta"} & call.headers.keys()
