@@ -19,7 +19,7 @@ from penstock.generation.model_aliases import ModelAliases
 from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.registry import OutputFormat, output_format
 from penstock.generation.plan import RequestPlan, constrain
-from penstock.generation.prompt.chat_template import RESERVED, ChatTemplate
+from penstock.generation.prompt.chat_template import RESERVED, ChatTemplate, parse_variables
 from penstock.generation.prompt.conversation import message_text, reasoning_of
 from penstock.generation.prompt.prompts import truncation
 from penstock.generation.prompt.renderer import ConversationRenderer
@@ -86,6 +86,7 @@ class InputProcessor:
             if self._renderer is None
             else SampledTurns(self._renderer, tokenizer, info.eos_token_ids, info.vocab_size)
         )
+        self._variables = parse_variables(config.default_chat_template_kwargs or "{}")
         self._draw = random.Random().getrandbits
 
     def limit_total(self, kv_cache_tokens: int) -> None:
@@ -355,7 +356,7 @@ class InputProcessor:
         if continue_final_message:
             message = f"{field} cannot be sent with continue_final_message: use /inference/v1/generate."
             raise ApiError(400, message, param=field)
-        _check_variables(variables)
+        variables = self._template_variables(variables)
         return self._sampled_turns.prompt(
             messages,
             at,
@@ -392,7 +393,7 @@ class InputProcessor:
                 "Cannot apply chat template to an empty conversation. Provide at least one message.",
                 param="messages",
             )
-        _check_variables(variables)
+        variables = self._template_variables(variables)
         if continue_final_message:
             messages = [*messages[:-1], self._continued(messages[-1], renderer.rules(tools=bool(tools)))]
         return renderer.render(
@@ -404,6 +405,13 @@ class InputProcessor:
             variables=variables,
             stable=stable,
         )
+
+    def _template_variables(self, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The request's variables, and the server's that it does not set. Raises ApiError."""
+        if not given:
+            return self._variables
+        _check_variables(given)
+        return self._variables | given if self._variables else given
 
     def _continued(self, message: Message, rules: TemplateRules) -> Message:
         """The message with its reasoning as text, where the template does not show reasoning. Raises
@@ -428,8 +436,8 @@ def _token_ids(format: OutputFormat, tokenizer: Tokenizer, info: ModelInfo) -> T
     return TokenIds(markers, special, info.eos_token_ids)
 
 
-def _check_variables(variables: dict[str, Any] | None) -> None:
-    if variables and not RESERVED.isdisjoint(variables):
+def _check_variables(variables: dict[str, Any]) -> None:
+    if not RESERVED.isdisjoint(variables):
         name = next(name for name in variables if name in RESERVED)
         raise ApiError(
             400,

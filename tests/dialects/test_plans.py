@@ -372,6 +372,24 @@ def test_templates_that_only_know_whether_to_think(fields: dict[str, Any], text:
     assert planners(template=template).chat(chat_body(**fields)).prompts == [text]
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "calm|True"),
+        ({"chat_template_kwargs": {"mood": "gay"}}, "gay|True"),
+        ({"chat_template_kwargs": {}}, "calm|True"),
+        ({"reasoning_effort": "none"}, "calm|False"),
+        ({"chat_template_kwargs": {"enable_thinking": None}}, "calm|None"),
+    ],
+)
+def test_the_servers_variables_are_for_requests_that_do_not_set_them(
+    fields: dict[str, Any], text: str
+) -> None:
+    template = ChatTemplate({"default": "{{ mood }}|{{ enable_thinking }}"}, {})
+    config = ServeConfig(default_chat_template_kwargs='{"mood": "calm", "enable_thinking": true}')
+    assert planners(config, template=template).chat(chat_body(**fields)).prompts == [text]
+
+
 def test_keys_that_are_no_token_ids_are_named() -> None:
     bias = {"bad1": 50, "1": 2, "bad2": 20}
     error = error_of(PLANNER.chat, chat_body(logit_bias=bias))

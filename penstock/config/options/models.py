@@ -46,6 +46,15 @@ class ModelOptions:
         str | None,
         option("File with a Jinja chat template. Default: the model's.", "Model", metavar="FILE"),
     ] = None
+    default_chat_template_kwargs: Annotated[
+        str | None,
+        option(
+            "Variables of the chat template, as a JSON object, such as '{\"enable_thinking\": false}', for "
+            "requests that do not set them.",
+            "Model",
+            metavar="JSON",
+        ),
+    ] = None
     tool_call_parser: Annotated[
         Literal[
             "auto",

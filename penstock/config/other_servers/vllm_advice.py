@@ -70,7 +70,6 @@ ADVICE: dict[str, Advice] = {
     "--chat-template-content-format": Unsupported("the format follows from the chat template"),
     "--trust-request-chat-template": Unsupported("requests cannot bring a chat template"),
     "--trust-request-mm-kwargs": Unsupported(_TEXT_ONLY),
-    "--default-chat-template-kwargs": Unsupported("set the variables in a copy of it: --chat-template FILE"),
     "--response-role": Unsupported("the role of a reply is assistant"),
     "--return-tokens-as-token-ids": Unsupported("requests may set return_tokens_as_token_ids"),
     "--tool-parser-plugin": Unsupported("--tool-call-parser has the formats that are served"),

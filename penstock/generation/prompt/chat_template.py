@@ -34,9 +34,23 @@ RESERVED = frozenset(
 )
 """Variables that request fields set; chat_template_kwargs may not."""
 
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+
 # Appended, with a space, to a final message that the prompt must end with. If the space is still there after
 # rendering, the template keeps whitespace; if not, it trims messages, so the text before the mark is trimmed.
 _MARK = f"\ue000{secrets.token_hex(8)}\ue001"
+
+
+def parse_variables(text: str) -> dict[str, Any]:
+    """Variables for templates, of a JSON object. Raises ValueError."""
+    try:
+        variables = _decode_object(text)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"must be a JSON object: {error}") from None
+    reserved = sorted(RESERVED & variables.keys())
+    if reserved:
+        raise ValueError(f"cannot set {', '.join(reserved)}: requests have fields of these names")
+    return variables
 
 
 class ChatTemplate:

@@ -63,11 +63,17 @@ def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True)
 
 
 def check_chat_template(config: ServeConfig, model: ResolvedModel) -> None:
-    """Raises ConfigError for a --chat-template that API servers could not use."""
+    """Raises ConfigError for a --chat-template, or variables for it, that API servers could not use."""
+    from penstock.generation.prompt.chat_template import ChatTemplate, parse_variables
+
+    variables = config.default_chat_template_kwargs
+    if variables is not None:
+        try:
+            parse_variables(variables)
+        except ValueError as error:
+            raise ConfigError(f"--default-chat-template-kwargs {variables}: {error}") from None
     if config.chat_template is None:
         return
-    from penstock.generation.prompt.chat_template import ChatTemplate
-
     try:
         ChatTemplate.load(model.tokenizer_dir, config.chat_template)
     except ValueError as error:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,12 @@ from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.distribution import pip_install
 from penstock.supervisor.startup import model_resolution
-from penstock.supervisor.startup.model_resolution import DEMO_NAME, resolve_model
+from penstock.supervisor.startup.model_resolution import (
+    DEMO_NAME,
+    ResolvedModel,
+    check_chat_template,
+    resolve_model,
+)
 
 
 @pytest.fixture
@@ -214,3 +220,18 @@ def test_a_directory_of_another_kind(directory: Path, tmp_path: Path) -> None:
         resolve_model(ServeConfig(model=str(adapter)), "/run")
     with pytest.raises(ConfigError, match=r"--tokenizer .*: it is of GGUF"):
         resolve_model(ServeConfig(model=str(directory), tokenizer="a/b.gguf"), "/run")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("[1]", "must be a JSON object: Expected `object`, got `array`"),
+        ("{'a': 1}", "must be a JSON object: JSON is malformed"),
+        ('{"mood": "calm", "tools": []}', "cannot set tools: requests have fields of these names"),
+    ],
+)
+def test_variables_that_no_template_can_have(given: str, message: str) -> None:
+    model = ResolvedModel("", "", [])
+    with pytest.raises(ConfigError, match=re.escape(f"--default-chat-template-kwargs {given}: {message}")):
+        check_chat_template(ServeConfig(default_chat_template_kwargs=given), model)
+    check_chat_template(ServeConfig(default_chat_template_kwargs='{"mood": "calm"}'), model)
