@@ -13,6 +13,9 @@ from penstock.http.request import HttpRequest
 from penstock.streaming.stream import StreamError
 from penstock.telemetry.trace_context import TraceContext
 
+SESSION = "session"
+"""What requests of a WebSocket have derived from their head, which is the connection's: see
+:attr:`penstock.generation.dialect.RequestInfo.session`."""
 CLIENT_GONE = 499
 """Status, as in nginx, of a request whose client disconnected before its reply."""
 

@@ -13,6 +13,7 @@ from penstock.api.access_log import AccessLog
 from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.generate import GenerationRoutes
 from penstock.api.request_spans import RequestSpans
+from penstock.api.response_socket import ResponseSockets
 from penstock.api.routes import adapters, admin
 from penstock.api.routes.count_tokens import CountTokensRoutes
 from penstock.api.routes.debug import gc_route
@@ -77,6 +78,7 @@ class App:
     def __post_init__(self) -> None:
         self.set_keys(self.config.api_key or (), self.config.admin_api_key or ())
         self._cors = Cors(self.config)
+        self._sockets = ResponseSockets(self, self.config.max_request_bytes)
         self._access_log = AccessLog(self.config.access_log)
         self._on_end = self._end_detached  # one bound method for all requests
         self._late_errors: set[asyncio.Task[None]] = set()
@@ -106,7 +108,7 @@ class App:
         if self.tokenizer_info is not None:
             optional["/tokenizer_info"] = {"GET": _fixed(self.tokenizer_info)}
         return {
-            **{dialect.path: {"POST": self.generation.handler(dialect)} for dialect in self.dialects},
+            **{dialect.path: self._methods_of(dialect) for dialect in self.dialects},
             "/v1/models": {"GET": self.models.list},
             **{each.path: {"POST": self.count_tokens.handler(each)} for each in self.token_counters},
             "/tokenize": {"POST": self.tokenize.tokenize},
@@ -143,6 +145,14 @@ class App:
             "/openapi.json": {"GET": _fixed(encode_json(document))},
             **{path: {"GET": self._show_page, "HEAD": self._show_page} for path in self._page_paths},
         }
+
+    def _methods_of(self, dialect: Dialect) -> dict[str, Handler]:
+        methods: dict[str, Handler] = {"POST": self.generation.handler(dialect)}
+        return methods | {"GET": self._open_socket} if dialect.sockets else methods
+
+    async def _open_socket(self, request: ApiRequest) -> None:
+        self._cors.check_socket(request.http)
+        await self._sockets.open(request)
 
     def refused(self, error: ApiError) -> None:
         """Count and log a request that the connection answered itself: without complete headers."""

@@ -8,7 +8,7 @@ from functools import partial
 
 import msgspec
 
-from penstock.api.api_request import ApiRequest, Handler
+from penstock.api.api_request import SESSION, ApiRequest, Handler
 from penstock.api.background import BackgroundResponses
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.event_follower import follow
@@ -146,7 +146,9 @@ class GenerationRoutes:
             body = await request.http.read_json(self._config.max_request_bytes, beyond_option)
             self._check_open()
             accept = _named_types(dialect, request)
-            info = RequestInfo(request.http.header(b"x-request-id"), request.tenant, accept)
+            derived = request.http.derived
+            session = None if derived is None else derived.get(SESSION)
+            info = RequestInfo(request.http.header(b"x-request-id"), request.tenant, accept, session)
             looking = dialect.look_up(body, info)
             if looking is not None:
                 plan, prompts = await self._plan_continued(request, dialect, body, info, looking)

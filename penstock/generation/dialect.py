@@ -20,6 +20,7 @@ from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import ApiError
 from penstock.http.sink import EVENT_STREAM, Headers, StreamKind
+from penstock.store.recent_responses import RecentResponses
 from penstock.store.stored_response import StoredResponse
 from penstock.streaming.rows.event_record import EventRecord
 from penstock.streaming.rows.token_fields import TokenFields
@@ -43,6 +44,8 @@ class RequestInfo(NamedTuple):
     """Whose API key the request has; None: the server has no keys, or one."""
     accept: Headers = ()
     """Its headers, if they decide on the content type of the reply."""
+    session: RecentResponses | None = None
+    """Of the WebSocket that it came over: the same object for all requests of the connection. None: HTTP."""
 
 
 NO_INFO = RequestInfo()
@@ -196,6 +199,9 @@ class Dialect(ABC):
     """Path of the route; its method is POST."""
     columns: ClassVar[bool] = False
     """Whether programs may ask for replies as columns (:mod:`penstock.generation.replies.columns`)."""
+    sockets: ClassVar[bool] = False
+    """Whether a WebSocket may be opened at the path, whose messages are requests of the route
+    (:mod:`penstock.api.response_socket`)."""
     renders: ClassVar[bool] = False
     """Whether a request is answered by what :meth:`rendered` makes of it; nothing is generated."""
     recognizes_clients: ClassVar[bool] = False

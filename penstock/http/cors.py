@@ -61,6 +61,15 @@ class Cors:
             answer.append((b"access-control-allow-headers", wanted.encode("latin-1")))
         return answer
 
+    def check_socket(self, request: HttpRequest) -> None:
+        """Check who opens a WebSocket, which a browser lets every page do: a page of this server, or of an
+        allowed origin. Other clients send no origin. Raises ApiError."""
+        origin = request.header(b"origin")
+        if origin is None or self._allows(origin):
+            return
+        if origin.partition("://")[2].lower() != (request.header(b"host") or "").lower():
+            raise _refusal("origin", origin, "--allowed-origins")
+
     def _allows(self, origin: str) -> bool:
         return EVERY in self._origins or origin in self._origins
 

@@ -6,10 +6,13 @@ of an HTTP/2 connection, each stream does. Replies give content; framing is the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.http.write_target import WriteTarget
+
+if TYPE_CHECKING:
+    from penstock.http.websocket.channel import Channel, ChannelUser
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -108,4 +111,8 @@ class Sink(EventSink, Protocol):
 
     def finish(self) -> None:
         """End the body."""
+        ...
+
+    def upgrade(self, headers: Headers, use: Callable[[Channel], ChannelUser]) -> None:
+        """Accept the request as a WebSocket; ``headers``: of the reply. Complete without a further call."""
         ...

@@ -21,5 +21,7 @@ class WriteTarget:
     """HTTP/1.1: writes the rest of chunks that the socket has not taken."""
     window: int = -1
     """HTTP/2: the stream's slot in :class:`penstock.http.http2.flow_windows.FlowWindows`."""
+    messages: bool = False
+    """Rows are messages of a WebSocket, not chunks."""
     prefix: bytes = b""
     """HTTP/2: type, flags and stream id of the stream's DATA frames: what follows their length."""

@@ -33,6 +33,7 @@ class Responses(Dialect):
     """OpenAI's Responses API."""
 
     path = "/v1/responses"
+    sockets = True
 
     def __init__(
         self, config: ServeConfig, processor: InputProcessor, store: ResponseStore | None = None
@@ -51,12 +52,16 @@ class Responses(Dialect):
         request = self._decoder.decode(body)
         self._unsupported.check_fields(request)
         processor.check_model(request.model)
+        if info.session is not None:
+            _check_message(request)
         included = included_fields(request)
         logprobs = self._logprobs(request, included)
         max_tokens = request.max_output_tokens
         if max_tokens is not None:
             validation.check_max_tokens(max_tokens, processor.model_info.max_model_len, "max_output_tokens")
         prompt = self._prompts.prompt(request, found)
+        if _prewarms(request):  # the engine makes a token, which is not sent
+            max_tokens = 0
         plan = processor.plan(
             request, info.request_id, [prompt.text], max_tokens=max_tokens, logprobs=logprobs
         )
@@ -101,6 +106,7 @@ class Responses(Dialect):
         info: RequestInfo,
     ) -> ResponseFields:
         stored = self._store is not None and request.store is not False
+        session = None if stored else info.session
         background = bool(request.background)
         if background and not stored:
             reason = NO_STORE if self._store is None else "store must be true"
@@ -110,12 +116,14 @@ class Responses(Dialect):
         return ResponseFields(
             echo=encode_json(echoed_fields(request, plan.model, plan.base, stored=stored))[1:-1],
             options=OutputOptions(prompt.tools.called, summary is not None, ENCRYPTED in included),
-            input=encode_json(_with_ids(prompt.items, id)) if stored else b"",
+            input=encode_json(_with_ids(prompt.items, id)) if stored or session is not None else b"",
             id=id,
             tenant=info.tenant or "",
             previous_id=request.previous_response_id,
             stored=stored,
             background=background,
+            prewarms=_prewarms(request),
+            session=session,
         )
 
 
@@ -140,6 +148,20 @@ class ResponsesTokenCounter(TokenCounter):
 
     def reply(self, count: int) -> bytes:
         return b'{"object":"response.input_tokens","input_tokens":%d}' % count
+
+
+def _check_message(request: ResponseRequest) -> None:
+    """Check what is different over a WebSocket: the response is always streamed. Raises ApiError."""
+    if request.background:
+        reason = "not over a WebSocket; send POST /v1/responses"
+        raise ApiError(400, f"background: {reason}.", param="background")
+    request.stream = True
+
+
+def _prewarms(request: ResponseRequest) -> bool:
+    """Whether the request is only to have its prompt in the engine's cache."""
+    options = request.prompt_cache_options
+    return request.generate is False or (isinstance(options, dict) and options.get("prewarm") is True)
 
 
 def _with_ids(items: list[InputItem], response_id: str) -> list[InputItem]:

@@ -19,7 +19,7 @@ from penstock.generation.request.reasoning_effort import reasoning_variables
 from penstock.generation.request.schemas import Message
 from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
 from penstock.http.errors import ApiError, refused, shown
-from penstock.store.response_store import ResponseStore
+from penstock.store.response_store import ResponseStore, missing_previous
 from penstock.store.stored_response import StoredResponse
 
 MAX_REFERRED_BYTES = 16 << 20
@@ -93,16 +93,23 @@ class ResponsePrompts:
         ids = [each.id for each in items if each.type == "item_reference" and each.id is not None]
         if wanted.previous_response_id is None and not ids:
             return None
-        if self._store is None:
+        if self._store is None and (info.session is None or ids):
             field = "input" if wanted.previous_response_id is None else "previous_response_id"
             raise ApiError(400, f"{field}: {NO_STORE}, send the whole conversation as input.", param=field)
-        return self._find(self._store, wanted.previous_response_id, ids, info.tenant or "")
+        return self._find(wanted.previous_response_id, ids, info)
 
-    async def _find(
-        self, store: ResponseStore, previous_id: str | None, ids: list[str], tenant: str
-    ) -> Found:
-        chain = [] if previous_id is None else await store.chain(previous_id, tenant)
-        stored = await store.items(set(ids), tenant) if ids else {}
+    async def _find(self, previous_id: str | None, ids: list[str], info: RequestInfo) -> Found:
+        store, tenant, session = self._store, info.tenant or "", info.session
+        chain: list[StoredResponse] = []
+        if previous_id is not None and session is not None:
+            chain = session.chain(previous_id)
+        before = chain[0].previous_id if chain else previous_id
+        if before is not None:
+            if store is None:
+                assert previous_id is not None, "before is, or precedes, it"
+                raise missing_previous(previous_id, before)
+            chain = await store.chain(before, tenant) + chain
+        stored = await store.items(set(ids), tenant) if ids and store is not None else {}
         for id in ids:
             if id not in stored:
                 raise ApiError(404, f"input: there is no item {shown(id)!r}.", param="input")

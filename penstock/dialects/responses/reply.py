@@ -20,6 +20,7 @@ from penstock.generation.replies.reply import ABORT, RequestReply
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.generation.replies.turns import Turns
 from penstock.http.errors import encode_json
+from penstock.store.recent_responses import RecentResponses
 from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import StoredResponse
 from penstock.streaming.rows.event_record import EventRecord
@@ -50,6 +51,10 @@ class ResponseFields(msgspec.Struct, kw_only=True):
     previous_id: str | None
     stored: bool
     background: bool
+    prewarms: bool = False
+    """Whether there is to be no output."""
+    session: RecentResponses | None = None
+    """What keeps a response that is not stored."""
 
 
 class ResponsesReply(ReplyFormat):
@@ -119,6 +124,8 @@ class ResponsesReply(ReplyFormat):
 
     def _add(self, content: EventContent) -> Iterable[bytes]:
         output = self._output
+        if self._fields.prewarms:
+            return ()
         if content.delta is not None:
             events: Iterable[bytes] = output.add(content.delta, content.logprobs)
         else:
@@ -188,7 +195,7 @@ class ResponsesReply(ReplyFormat):
         versions: Sequence[WeightSpan] | None = None,
     ) -> bytes:
         """The output has ended; called before :meth:`end` and :meth:`whole`. Returns its status."""
-        cut = _CUT.get(finish_reason)
+        cut = None if self._fields.prewarms else _CUT.get(finish_reason)
         status = b"completed" if cut is None else b"incomplete"
         response: dict[str, Any] = {
             "status": status,
@@ -216,7 +223,9 @@ class ResponsesReply(ReplyFormat):
         self, status: bytes, response: Callable[[], Iterator[bytes]], turns: Turns
     ) -> asyncio.Future[None] | None:
         """Store the finished response, if it is to be stored here."""
-        store = self._store
+        store, session = self._store, self._fields.session
+        if session is not None and status != b"failed":
+            session.keep(self._entry(status, b"".join(response())))
         if store is None or self._fields.background:
             return None
         if self._output.candidates > SHORT_CANDIDATES:

@@ -163,7 +163,16 @@ class ResponseRequest(GenerateRequest, kw_only=True):
     chat_template_kwargs: Annotated[JsonObject | None, about("Variables for the chat template.")] = None
     include_reasoning: Annotated[bool | None, about("false: omit reasoning from the response.")] = None
     client_metadata: Annotated[Any, about("Not used: what a client notes for itself.")] = None
-    prompt_cache_options: Annotated[Any, about("Not used: prefixes are kept while there is room.")] = None
+    prompt_cache_options: Annotated[
+        Any, about("prewarm: true is the same as generate: false. Others are not used.")
+    ] = None
+    type: Annotated[str | None, about("Over a WebSocket: response.create.")] = None
+    stream_id: Annotated[str | None, about("Over a WebSocket: what every event of the response repeats.")] = (
+        None
+    )
+    generate: Annotated[
+        bool | None, about("false: prepare the prompt, and answer with a response without output.")
+    ] = None
     prompt: Any = None
     conversation: Any = None
     context_management: Any = None

@@ -418,6 +418,14 @@ class StreamedReply(RequestReply):
         else:
             self._end(self._unsent_outcome(error), error=self._with_field(error))
 
+    def stop(self) -> None:
+        """End the reply with what it has, as its client asks."""
+        for choice in self.choices:
+            stream = choice.stream
+            if stream is not None:
+                super().on_row(stream, (), FinishReason.ABORT, 0, None)
+                self._drop(stream)
+
     def on_disconnect(self) -> None:
         """The client is gone."""
         if not self.ended:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import socket
 from asyncio import Protocol, get_running_loop
+from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
@@ -28,12 +30,14 @@ from penstock.http.http1.reply_framing import (
 )
 from penstock.http.http1.request_head import RequestHead
 from penstock.http.http1.request_reader import RequestReader
+from penstock.http.http1.tunnel import Tunnel
 from penstock.http.http2.connection import Http2Connection
 from penstock.http.http2.frames import PREFACE
 from penstock.http.request import Application, HttpRequest
 from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, REFUSAL_S, ServerState, address
 from penstock.http.sink import EVENT_STREAM, Headers, Listener, StreamKind
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
+from penstock.http.websocket.channel import Channel, ChannelUser
 from penstock.http.write_target import WriteTarget
 
 log = logging.getLogger(__name__)
@@ -562,6 +566,27 @@ class ServerProtocol(Protocol):
     def unread(self) -> int:
         size: int = self.transport.get_write_buffer_size()
         return size
+
+    def upgrade(self, headers: Headers, use: Callable[[Channel], ChannelUser]) -> None:
+        request = self._request
+        assert request is not None
+        request.status, request.started, request.complete = 101, True, True
+        if self.transport.is_closing():
+            return
+        self._listener = self._request = None
+        target = None
+        if self._write_target is not None:
+            target = replace(self._write_target, messages=True)
+        tunnel = Tunnel(self.transport, self._state, target, write_paused=self.write_paused)
+        start = b"HTTP/1.1 101 Switching Protocols\r\n" + header_lines((*headers, *request.reply_headers))
+        self.transport.write(start + b"date: %b\r\n\r\n" % self._state.date)
+        early = self._reader.take_rest()
+        self._account()
+        self.timer.on_close()
+        self._state.connections.discard(self)
+        tunnel.open(use)
+        if early:
+            tunnel.data_received(early)
 
     def finish(self) -> None:
         """End the body of a reply that :meth:`begin` started."""

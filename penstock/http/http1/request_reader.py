@@ -71,6 +71,12 @@ class RequestReader:
         self._searched = self._left = 0
         self._chunked, self.chunks = None, 0
 
+    def take_rest(self) -> bytes:
+        """All that is not parsed: it is of another protocol."""
+        rest = bytes(self._buffer)
+        self._buffer = bytearray()
+        return rest
+
     def read_head(self) -> RequestHead | None:
         """The head of the next request; None while it is incomplete. Raises ApiError."""
         buffer = self._buffer

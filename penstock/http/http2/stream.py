@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from enum import IntEnum
 from functools import lru_cache
 from typing import Protocol
@@ -18,6 +19,7 @@ from penstock.http.request import Application, HttpRequest
 from penstock.http.server_state import ServerState
 from penstock.http.sink import EVENT_STREAM, Headers, Listener, StreamKind
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
+from penstock.http.websocket.channel import Channel, ChannelUser
 from penstock.http.write_target import WriteTarget
 
 log = logging.getLogger(__name__)
@@ -341,6 +343,9 @@ class Http2Stream:
 
     def finish(self) -> None:
         self._write(b"", b"", last=True, urgent=True)
+
+    def upgrade(self, headers: Headers, use: Callable[[Channel], ChannelUser]) -> None:
+        raise AssertionError("no request of HTTP/2 has the headers of an upgrade")
 
     def cut(self) -> None:
         self._listener = None

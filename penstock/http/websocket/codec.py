@@ -77,7 +77,17 @@ class ProtocolFault(Exception):
 class Codec:
     """The codec of one connection, in either role. No extension is known: messages are not compressed."""
 
-    __slots__ = ("_client", "_fed", "_frames", "_max_bytes", "_message", "close_sent", "has_more")
+    __slots__ = (
+        "_client",
+        "_fed",
+        "_frames",
+        "_max_bytes",
+        "_message",
+        "close_sent",
+        "has_more",
+        "parsed",
+        "stopped",
+    )
 
     def __init__(self, *, client: bool, max_bytes: int) -> None:
         """``max_bytes``: of a message that is received, whole, however fragmented."""
@@ -90,7 +100,9 @@ class Codec:
         """Bytes that may wait unparsed."""
         self.has_more = False
         """Whether another call of :meth:`events` may find more without further bytes."""
-        self.close_sent = False
+        self.parsed = 0
+        """Frames of the latest call of :meth:`events`."""
+        self.close_sent = self.stopped = False
 
     # -- what comes
 
@@ -100,6 +112,8 @@ class Codec:
         return len(self._message) + self._fed
 
     def receive(self, data: bytes) -> None:
+        if self.stopped:
+            return
         self._frames.receive_bytes(data)
         self._fed += len(data)
         self.has_more = True
@@ -108,19 +122,26 @@ class Codec:
         """What has come, of at most :data:`FRAMES_PER_TURN` frames. Raises ProtocolFault once; what came
         before it in this turn is lost, and nothing more is to be received."""
         found: list[Event] = []
-        count = 0
+        self.parsed = 0
         try:
             for frame in self._frames.received_frames():
                 event = self._event(frame.opcode, frame.payload, whole=frame.message_finished)
                 if event is not None:
                     found.append(event)
-                count += 1
-                if count == FRAMES_PER_TURN:
+                self.parsed += 1
+                if self.parsed == FRAMES_PER_TURN:
                     return found
         except ParseFailed as error:
             raise ProtocolFault(int(error.code), str(error)) from None
         self._fed, self.has_more = 0, False
         return found
+
+    def stop(self) -> None:
+        """Forget what has come, and ignore what still comes."""
+        self.stopped = True
+        self._frames = FrameProtocol(self._client, [])
+        self._message = bytearray()
+        self._fed, self.has_more = 0, False
 
     def _event(self, opcode: Opcode, payload: bytes | str | tuple[int, str], *, whole: bool) -> Event | None:
         match opcode:
@@ -165,8 +186,15 @@ class Codec:
 
 def text_head(size: int) -> bytes:
     """What precedes a text message of ``size`` bytes that a server sends as one frame."""
+    return frame_head(size, first=True, last=True)
+
+
+def frame_head(size: int, *, first: bool, last: bool) -> bytes:
+    """What precedes a frame of ``size`` bytes of a server's text message: its first or last frame, or one
+    between them."""
+    start = (0x80 if last else 0) | first
     if size < 126:
-        return b"\x81%c" % size
+        return bytes((start, size))
     if size < 1 << 16:
-        return b"\x81\x7e" + size.to_bytes(2, "big")
-    return b"\x81\x7f" + size.to_bytes(8, "big")
+        return b"%c\x7e%b" % (start, size.to_bytes(2, "big"))
+    return b"%c\x7f%b" % (start, size.to_bytes(8, "big"))

@@ -1,0 +1,233 @@
+"""Responses over WebSocket, with openai's client and a foreign WebSocket client, at a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import Frame, Opcode
+from websockets.sync.client import ClientConnection, connect
+
+from tests.integration.server import SYNTHETIC, TLS, Server, total, wait_until
+
+WAIT_S = 30.0
+KEY = {"authorization": "Bearer mine"}
+OTHER = {"authorization": "Bearer other"}
+LIMIT = 100_000
+ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
+Event = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = ("--max-model-len", "100000", "--max-request-bytes", str(LIMIT))
+    keys = ("--api-key", "mine", "--api-key", "other", "--allowed-origins", "https://app.example")
+    with Server(*SYNTHETIC, *options, *keys, directory=tmp_path_factory.mktemp("sockets")) as running:
+        yield running
+
+
+def opened(server: Server, headers: dict[str, str] = KEY) -> AbstractContextManager[ClientConnection]:
+    url = f"{server.url.replace('http', 'ws')}/v1/responses"
+    return connect(url, additional_headers=headers, proxy=None, ping_interval=None)
+
+
+def create(socket: ClientConnection, **fields: Any) -> None:
+    socket.send(json.dumps({"type": "response.create", "input": "Hello", "max_output_tokens": 3} | fields))
+
+
+def events(socket: ClientConnection) -> list[Event]:
+    """The events of one response."""
+    found: list[Event] = []
+    while not found or found[-1]["type"] not in ENDS:
+        found.append(json.loads(socket.recv(timeout=WAIT_S)))
+    return found
+
+
+def response(socket: ClientConnection, **fields: Any) -> Event:
+    """The response at its end."""
+    create(socket, **fields)
+    last = events(socket)[-1]
+    assert "response" in last, last
+    ended: Event = last["response"]
+    return ended
+
+
+def error(socket: ClientConnection) -> Event:
+    event: Event = json.loads(socket.recv(timeout=WAIT_S))
+    assert event["type"] == "error", event
+    return event
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
+def test_the_events_are_those_of_http(server: Server) -> None:
+    body = {"input": "Count for me", "max_output_tokens": 20, "temperature": 0, "store": False}
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="mine") as client:
+        streamed = [event.to_dict() for event in client.responses.create(**body, model="m", stream=True)]
+        with client.responses.connect() as connection:
+            for _ in range(2):
+                connection.response.create(**body, model="m")
+                sent = []
+                for event in connection:
+                    sent.append(event.to_dict())
+                    if event.type in ENDS:
+                        break
+                assert _comparable(sent) == _comparable(streamed)
+
+
+def _comparable(stream: list[Any]) -> str:
+    ids = {stream[0]["response"]["id"]: "ID"} | {
+        event["item"]["id"]: "ITEM" for event in stream if "item" in event
+    }
+    text = json.dumps(stream)
+    for id, name in ids.items():
+        text = text.replace(id, name)
+    times = {str(event["response"][name]) for event in stream if "response" in event for name in _TIMES}
+    for time in times - {"None"}:
+        text = text.replace(time, "TIME")
+    return text
+
+
+_TIMES = ("created_at", "completed_at")
+
+
+def test_a_connection_continues_what_is_not_stored(server: Server) -> None:
+    with opened(server) as socket:
+        first = response(socket, store=False)
+        second = response(socket, store=False, input="And?", previous_response_id=first["id"])
+        third = response(socket, store=False, input="And?", previous_response_id=second["id"])
+        counts = [each["usage"]["input_tokens"] for each in (first, second, third)]
+        assert counts[0] < counts[1] < counts[2]
+        whole = [{"role": "user", "content": "Hello"}, *first["output"], {"role": "user", "content": "And?"}]
+        assert response(socket, input=whole)["usage"]["input_tokens"] == counts[1]
+    with opened(server) as other:
+        create(other, previous_response_id=second["id"])
+        refused = error(other)
+        assert (refused["status"], refused["error"]["code"]) == (404, "previous_response_not_found")
+
+
+def test_a_later_connection_continues_what_is_stored(server: Server) -> None:
+    with opened(server) as socket:
+        stored = response(socket)
+        unstored = response(socket, store=False, input="And?", previous_response_id=stored["id"])
+        third = response(socket, store=True, input="And?", previous_response_id=unstored["id"])
+    with opened(server) as socket:
+        continued = response(socket, input="And?", previous_response_id=stored["id"])
+        assert continued["usage"]["input_tokens"] == unstored["usage"]["input_tokens"]
+        create(socket, previous_response_id=third["id"])  # what it continues is gone
+        assert error(socket)["error"]["code"] == "previous_response_not_found"
+    with opened(server, OTHER) as socket:
+        create(socket, previous_response_id=stored["id"])
+        assert error(socket)["status"] == 404
+
+
+@pytest.mark.parametrize("how", [{"generate": False}, {"prompt_cache_options": {"prewarm": True}}])
+def test_a_prompt_is_prepared_without_output(server: Server, how: dict[str, Any]) -> None:
+    with opened(server) as socket:
+        prepared = response(socket, store=False, input="Read this. " * 50, **how)
+        assert (prepared["status"], prepared["output"], prepared["usage"]["output_tokens"]) == (
+            "completed",
+            [],
+            0,
+        )
+        after = response(socket, store=False, input=[], previous_response_id=prepared["id"])
+        assert after["usage"]["input_tokens"] == prepared["usage"]["input_tokens"]
+        assert after["output"]
+
+
+def test_responses_run_one_after_the_other(server: Server) -> None:
+    with opened(server) as socket:
+        for number in range(40):
+            create(socket, stream_id=f"lane {number}", max_output_tokens=2)
+        for number in range(40):
+            assert {event["stream_id"] for event in events(socket)} == {f"lane {number}"}
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ('{"type": "response.create", "input": 7}', "body.input"),
+        ('{"type": "response.create", "input": "x", "background": true}', "background"),
+        ('{"type": "response.steer"}', "type"),
+        ("{}", "type"),
+        ("[1]", "body"),
+        ('{"type": ', "body.9"),
+    ],
+)
+def test_errors_name_the_field_and_the_connection_goes_on(server: Server, message: str, param: str) -> None:
+    with opened(server) as socket:
+        socket.send(message)
+        refused = error(socket)
+        assert (refused["status"], refused["error"]["param"]) == (400, param)
+        assert refused["error"]["code"] is None
+        assert response(socket)["output"]
+
+
+def test_a_response_is_cancelled(server: Server) -> None:
+    with opened(server) as socket:
+        create(socket, max_output_tokens=50_000)
+        first = json.loads(socket.recv(timeout=WAIT_S))
+        socket.send('{"type": "response.cancel", "response_id": "resp_another"}')
+        create(socket)
+        socket.send(json.dumps({"type": "response.cancel", "response_id": first["response"]["id"]}))
+        ended = events(socket)[-1]["response"]
+        assert (ended["status"], ended["incomplete_details"]) == ("incomplete", {"reason": "abort"})
+        assert ended["usage"]["output_tokens"] < 50_000
+        assert events(socket)[-1]["response"]["id"] != first["response"]["id"]
+
+
+def test_closing_ends_what_runs(server: Server) -> None:
+    def running() -> float:
+        return total(server.metrics(**KEY), "vllm:num_requests_running")
+
+    with opened(server) as socket:
+        create(socket, max_output_tokens=50_000)
+        socket.recv(timeout=WAIT_S)
+    wait_until(lambda: running() == 0, WAIT_S, "the end of the response")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        (KEY | {"Origin": "https://elsewhere.example"}, 403),
+    ],
+)
+def test_handshakes_are_refused(server: Server, headers: dict[str, str], status: int) -> None:
+    with pytest.raises(InvalidStatus) as refused, opened(server, headers):
+        pass
+    assert refused.value.response.status_code == status
+
+
+def test_pages_of_this_server_and_of_allowed_origins_may_connect(server: Server) -> None:
+    for origin in (server.url, "https://app.example"):
+        with opened(server, KEY | {"Origin": origin}) as socket:
+            assert socket.ping().wait(WAIT_S)
+
+
+def test_a_plain_get_is_told_what_there_is(server: Server) -> None:
+    reply = httpx.get(f"{server.url}/v1/responses", headers=KEY, verify=TLS)
+    assert (reply.status_code, reply.headers["allow"]) == (405, "GET, POST")
+
+
+@pytest.mark.parametrize(
+    ("opcode", "data", "code"),
+    [
+        (Opcode.TEXT, b"x" * (LIMIT + 1), 1009),
+        (Opcode.BINARY, b"{}", 1003),
+        (Opcode.TEXT, b"\xff", 1007),
+        (Opcode.CONT, b"x", 1002),
+    ],
+)
+def test_faults_have_their_close_codes(server: Server, opcode: Opcode, data: bytes, code: int) -> None:
+    with opened(server) as socket:
+        socket.socket.sendall(Frame(opcode, data).serialize(mask=True))
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=WAIT_S)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == code
