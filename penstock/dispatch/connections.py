@@ -14,6 +14,7 @@ import msgspec
 import zmq
 
 from penstock.dispatch.periodic_timer import PeriodicTimer
+from penstock.dispatch.sent_prompts import SentPrompts
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame, decode_frame
@@ -125,6 +126,8 @@ class EngineState:
 
     def clear(self) -> None:
         """Reset what belongs to one connection."""
+        self.sent_prompts: SentPrompts | None = None
+        """What the engine keeps of submitted prompts; None: it keeps none."""
         self.weights = -1
         """Generation of the weights of its latest frame; -1: it has sent none."""
         self.weights_status = WeightsStatus()
@@ -152,6 +155,10 @@ class EngineState:
         self.deferred = 0
         """Waiting streams that could not begin even if there were room."""
         self._step = 0
+
+    def keep_prompts(self, room: int) -> None:
+        """The engine keeps prompts of ``room`` bytes for all API servers."""
+        self.sent_prompts = SentPrompts(room // self._servers) if room else None
 
     def on_submit(self, now: float, size: int = 0) -> None:
         """Count a submitted stream of ``size`` bytes."""
@@ -425,7 +432,10 @@ class Connections:
             if isinstance(item, SubmitBatch):
                 batch = item
                 try:
-                    item = encode(join_submits(batch.submits))
+                    submit = join_submits(batch.submits)
+                    if engine.sent_prompts is not None:
+                        submit = engine.sent_prompts.shorten(submit)
+                    item = encode(submit)
                 except Exception:  # noqa: BLE001 - that request fails, the others do not notice
                     self._receiver.on_unsent(engine, [submit.stream for submit in batch.submits])
                     continue

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.dispatch.connections import Connections, EngineState
 from penstock.dispatch.desired_states import EngineStates
@@ -32,6 +34,7 @@ from penstock.wire.messages import (
     NO_ADAPTER,
     OVERLOADED,
     PAUSED,
+    PROMPT_GONE,
     SLEEPING,
     WEIGHTS,
     Abort,
@@ -74,6 +77,7 @@ _STATUS = {
     OVERLOADED: 429,
     SLEEPING: 503,
     PAUSED: 503,
+    PROMPT_GONE: 500,
     "engine_error": 500,
 }
 """HTTP status by the code of an engine's failure; clients get no other code."""
@@ -402,6 +406,7 @@ class EngineClient:
                     raise WireError("a second Welcome on a connection")
                 engine.info = message.info
                 engine.epoch, engine.incarnation = message.epoch, message.incarnation
+                engine.keep_prompts(message.kept_prompt_bytes)
                 self._on_up(message.info)
                 self.states.on_connected(engine)
                 self.calls.on_connected(engine.rank, engine.epoch, engine.incarnation)
@@ -449,6 +454,8 @@ class EngineClient:
                 return
             if fresh and self._submit_to_next(stream):
                 return
+        if failed.code == PROMPT_GONE and self._submit_whole(engine, stream):
+            return
         code, message = failed.code, failed.message[:MAX_MESSAGE_LENGTH]
         if code not in _STATUS:
             self.faults.record(engine.rank, INVALID_CODE, "a stream fails with the code %.60r", code)
@@ -458,6 +465,19 @@ class EngineClient:
         field = _FIELD.match(message) if status in (400, 404) else None
         param = None if field is None else field[1]
         self.streams.end(stream, StreamError(status, code, message, retry_after_ms, param))
+
+    def _submit_whole(self, engine: EngineState, stream: Stream) -> bool:
+        """Submit a stream again whose prompt the engine could not put together; False if its request has
+        dropped it, or it was whole."""
+        assert self.streams is not None
+        request = stream.request
+        if request is None or request.resubmitted or not self.streams.is_wanted(stream):
+            return False
+        if engine.sent_prompts is not None:
+            engine.sent_prompts.clear()
+        stream.request = replace(request, resubmitted=True)  # such a one is sent whole
+        self._connections.submit(engine, stream.request, owner=stream.reply)
+        return True
 
     def _submit_to_next(self, stream: Stream) -> bool:
         """Submit a stream that an engine with a full queue rejected to the next engine.

@@ -124,6 +124,21 @@ REFUSED_MESSAGES = _counter(
     _ENGINE,
     "Messages of API servers that the engine refused as invalid; 0 unless a process is defective.",
 )
+KEPT_PROMPT_HITS = _counter(
+    "penstock:kept_prompt_hits",
+    "requests",
+    _ENGINE,
+    "Requests of which the engine got only what follows an earlier prompt that it keeps.",
+)
+KEPT_PROMPT_MISSES = _counter(
+    "penstock:kept_prompt_misses",
+    "requests",
+    _ENGINE,
+    "Such requests whose earlier prompt was gone, so that they were sent again, whole.",
+)
+KEPT_PROMPT_BYTES = _gauge(
+    "penstock:kept_prompt_bytes", "bytes", _ENGINE, "Size of the prompts that the engine keeps for that."
+)
 PREFIX_QUERIES = _counter(
     "vllm:prefix_cache_queries", "tokens", _ENGINE, "Prompt tokens looked up in the prefix cache."
 )

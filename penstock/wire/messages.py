@@ -70,6 +70,9 @@ WEIGHTS = "weights"
 """Name of the desired state that says which weights engines compute with."""
 NO_ADAPTER = "model_not_found"
 """StreamFailed.code of a stream whose LoRA adapter the engine does not have."""
+PROMPT_GONE = "prompt_gone"
+"""StreamFailed.code of a stream whose Submit.prefix is of a prompt that the engine does not keep: it is to be
+sent again, whole."""
 CONFLICT = "conflict"
 """RpcReply.code of a call whose key was used for something else."""
 MAX_IDEMPOTENCY_KEY_LENGTH = 255
@@ -183,13 +186,24 @@ class SubmitChoice(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Token ids to append to the prompt: what another engine has generated of this stream."""
 
 
+class KeptPrefix(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The beginning of a prompt, which the engine has of an earlier one on the same connection."""
+
+    number: Annotated[int, Meta(ge=1, lt=1 << 31)]
+    """Submit.keep of that prompt."""
+    tokens: Annotated[int, Meta(ge=1, lt=1 << 31)]
+    """How many of its tokens come before those in Submit.prompt."""
+    replaced: bool = False
+    """Whether the engine keeps that prompt no longer."""
+
+
 class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     """Start a stream, and ``choices`` others of the same request. Each ends exactly once: by a row with a
     finish reason, StreamFailed, or GoAway."""
 
     stream: Handle
     prompt: bytes
-    """Token ids, int32 little-endian."""
+    """Token ids, int32 little-endian; with a ``prefix`` those after it."""
     sampling: SamplingParams
     interval: Annotated[int, Meta(ge=1, lt=1 << 15)] = 1
     """Tokens per row; the first token and the last ones are sent immediately."""
@@ -214,6 +228,11 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     """Adapter.digest of ``adapter``: another adapter may take its name while the stream runs."""
     ids: Annotated[tuple[RequestId, ...], Meta(max_length=4)] = ()
     """By which clients know the request: X-Request-Id, and the reply's id."""
+    prefix: KeptPrefix | None = None
+    """What comes before ``prompt``; None: nothing."""
+    keep: Count = 0
+    """Number by which later Submits on the connection refer to the whole prompt; 0: none will. Never used
+    again."""
 
     @property
     def adapter_key(self) -> AdapterKey | None:
@@ -363,6 +382,8 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=16):
     epoch: Count
     info: EngineInfo
     incarnation: Incarnation = 0
+    kept_prompt_bytes: Count = 0
+    """How much of prompts the engine keeps for all API servers together (Submit.keep)."""
 
 
 class FrameHeader(msgspec.Struct, array_like=True, frozen=True, tag=17, gc=False):
@@ -391,7 +412,7 @@ class StreamFailed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=Fals
     position: Count
     """Tokens generated."""
     code: str
-    """invalid_request, engine_error, OVERLOADED, SLEEPING, PAUSED or NO_ADAPTER."""
+    """invalid_request, engine_error, OVERLOADED, SLEEPING, PAUSED, NO_ADAPTER or PROMPT_GONE."""
     message: str
     retry_after_ms: Count = 0
     """With OVERLOADED: estimated time until the queue has room."""

@@ -22,10 +22,12 @@ from penstock.streaming.token_log import TokenLog
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
     OVERLOADED,
+    PROMPT_GONE,
     Abort,
     EngineInfo,
     GoAway,
     Hello,
+    KeptPrefix,
     SamplingParams,
     StreamFailed,
     Submit,
@@ -55,7 +57,7 @@ class FakeEngine:
             self._peer, parts = received
             for message in map(decode_from_server, parts):
                 if isinstance(message, Hello):
-                    self.send(Welcome(ENGINE_PROTOCOL_VERSION, self.rank, 0, INFO))
+                    self.send(Welcome(ENGINE_PROTOCOL_VERSION, self.rank, 0, INFO, kept_prompt_bytes=1 << 20))
                 elif isinstance(message, Submit | Abort):
                     self.asked.append(message)
 
@@ -203,6 +205,82 @@ def test_the_streams_of_a_request_are_one_message_per_engine(run: Run) -> None:
         assert all(isinstance(request, Submit) for request in resumed)
         again = [one.stream for request in resumed for one in split_submit(request)]
         assert sorted(again) == sorted(handles)
+
+    run(scenario, resume_timeout_s=60)
+
+
+LONG = bytes(range(1, 5)) * 5000
+
+
+def submit_long(bench: Bench, more: bytes, rank: int = 1) -> tuple[Stream, FakeReply]:
+    """Submit a turn that goes on from LONG."""
+    reply = FakeReply()
+    stream = Stream(reply, 0, rank, lambda data: None)
+    bench.streams.open(stream, 0.0)
+    bench.engine_client.submit(stream, Submit(stream.handle, LONG + more, SamplingParams(5, 1)))
+    return stream, reply
+
+
+async def asked_last(bench: Bench, number: int, rank: int = 1) -> Submit:
+    """The engine's request of this number, counted from 1."""
+    await bench.until(lambda: len(bench.engines[rank].asked) == number)
+    request = bench.engines[rank].asked[-1]
+    assert isinstance(request, Submit)
+    return request
+
+
+def test_a_prompt_that_the_engine_keeps_no_longer_is_sent_again_whole_and_once(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        engine = bench.engines[1]
+        submit_long(bench, b"\1\0\0\0")
+        assert (await asked_last(bench, 1)).keep == 1
+        stream, reply = submit_long(bench, b"\1\0\0\0\2\0\0\0")
+        short = await asked_last(bench, 2)
+        assert (short.prompt, short.prefix) == (b"\2\0\0\0", KeptPrefix(1, 5001, replaced=True))
+        engine.send(StreamFailed(stream.handle, 0, PROMPT_GONE, "gone"))
+        whole = await asked_last(bench, 3)
+        assert (whole.stream, whole.prompt) == (stream.handle, LONG + b"\1\0\0\0\2\0\0\0")
+        assert (whole.prefix, whole.keep) == (None, 0)
+        submit_long(bench, b"\3\0\0\0")
+        assert (await asked_last(bench, 4)).prefix is None, "it may keep nothing any more"
+        assert reply.errors == []
+        engine.send(StreamFailed(stream.handle, 0, PROMPT_GONE, "a defect"))
+        await bench.until(lambda: bool(reply.errors))
+        assert reply.errors == [StreamError(500, PROMPT_GONE, "a defect")]
+
+    run(scenario)
+
+
+def test_a_stream_that_was_dropped_meanwhile_is_not_sent_again(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        stream, _ = submit_long(bench, b"\1\0\0\0")
+        await asked_last(bench, 1)
+        bench.streams.discard(stream)
+        bench.engine_client.abort(stream)
+        await bench.until(lambda: len(bench.engines[1].asked) == 2)
+        bench.engines[1].send(StreamFailed(stream.handle, 0, PROMPT_GONE, "gone"))
+        await bench.until(lambda: bench.streams.streams[stream.handle] is not stream)
+        assert len(bench.engines[1].asked) == 2
+
+    run(scenario)
+
+
+def test_another_engine_and_a_new_connection_get_whole_prompts(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        stream, _ = submit_long(bench, b"\1\0\0\0")
+        await asked_last(bench, 1)
+        bench.engines[1].send(GoAway("restart"))
+
+        def resumed() -> list[Submit]:
+            others = bench.engines[0].asked + bench.engines[2].asked
+            return [each for each in others if isinstance(each, Submit) and each.stream == stream.handle]
+
+        await bench.until(lambda: bool(resumed()))
+        (request,) = resumed()
+        assert (request.prompt, request.prefix, request.keep) == (LONG + b"\1\0\0\0", None, 0)
+        await bench.until(lambda: bench.engine_client.engines[1].up)
+        submit_long(bench, b"\2\0\0\0")
+        assert (await asked_last(bench, 2)).prefix is None
 
     run(scenario, resume_timeout_s=60)
 

@@ -23,6 +23,7 @@ from penstock.wire.messages import (
     FromServer,
     GoAway,
     Hello,
+    KeptPrefix,
     LoraInfo,
     ObservedState,
     RoutedExperts,
@@ -77,7 +78,10 @@ EVERYTHING_HEX = (
 
 FROM_SERVER: list[tuple[FromServer, str]] = [
     (Hello(1, 2, 3, 4, 5, "6"), "97010102030405a136"),
-    (Submit(5, PROMPT, GREEDY), "dc00100205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a090"),
+    (
+        Submit(5, PROMPT, GREEDY),
+        "dc00120205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a090c000",
+    ),
     (
         Submit(
             5,
@@ -94,18 +98,22 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
             adapter_digest="d",
             ids=("x", "cmpl-x"),
         ),
-        "dc00100205c40801000000ff7f0000"
+        "dc00120205c40801000000ff7f0000"
         + EVERYTHING_HEX
-        + "0affa17302ccfaa161c4027b7d90c3a0a16492a178a6636d706c2d78",
+        + "0affa17302ccfaa161c4027b7d90c3a0a16492a178a6636d706c2d78c000",
     ),
     (
         Submit(
             5, PROMPT, GREEDY, choices=(SubmitChoice(6, 8, 15), SubmitChoice(7, 9, 14, 2, PROMPT, PROMPT))
         ),
-        "dc00100205c40801000000ff7f0000"
+        "dc00120205c40801000000ff7f0000"
         + GREEDY_HEX
         + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000"
-        "c2a0a090".replace(" ", ""),
+        "c2a0a090c000".replace(" ", ""),
+    ),
+    (
+        Submit(5, PROMPT, GREEDY, prefix=KeptPrefix(3, 1000, True), keep=4),
+        "dc00120205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a0909303cd03e8c304",
     ),
     (Abort([1, 70000]), "93039201ce00011170c2"),
     (Abort([1], stopped=True), "93039101c3"),
@@ -124,9 +132,9 @@ INFO = EngineInfo(
 FROM_ENGINE: list[tuple[FromEngine, str]] = [
     (Draining(), "9116"),
     (
-        Welcome(1, 2, 3, INFO, 4),
-        "96100102039ba5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
-        "c381aa626c6f636b5f73697a65a231369404104081a36d2e7192081004",
+        Welcome(1, 2, 3, INFO, 4, 5),
+        "97100102039ba5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
+        "c381aa626c6f636b5f73697a65a231369404104081a36d2e719208100405",
     ),
     (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 0.5, 70), "99110c960003010303030405cb3fe000000000000046c000"),
     (
@@ -236,6 +244,9 @@ def test_a_required_field_left_out_is_refused(message: Any, golden: str) -> None
         Submit(0, PROMPT, GREEDY, choices=(SubmitChoice(1, 0, 1, -1, None, PROMPT[:7]),)),
         Submit(0, PROMPT, GREEDY, 0),
         Submit(0, PROMPT, GREEDY, 1 << 15),
+        Submit(0, PROMPT, GREEDY, prefix=KeptPrefix(0, 1)),
+        Submit(0, PROMPT, GREEDY, prefix=KeptPrefix(1, 0)),
+        Submit(0, b"", GREEDY, prefix=KeptPrefix(1, 1)),
         Submit(0, PROMPT, SamplingParams(1, -1)),
         Submit(0, PROMPT, SamplingParams(1, 1 << 63)),
         Submit(0, PROMPT, SamplingParams(1, 0, logprobs=(1 << 20) + 1)),

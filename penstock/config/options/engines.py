@@ -91,6 +91,16 @@ class EngineOptions:
             "Engine",
         ),
     ] = None
+    kept_prompt_bytes: Annotated[
+        int,
+        option(
+            "Prompts that an engine keeps in memory, in bytes, so that API servers send of a conversation's "
+            "next turn only its new tokens; 4 bytes per token. 0: none.",
+            "Engine",
+            ge=0,
+            le=1 << 30,
+        ),
+    ] = 64 << 20
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         option(

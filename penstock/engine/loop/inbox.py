@@ -105,11 +105,15 @@ class Inbox:
         self._parts += [(identity, part) for part in parts]
 
     def handle(self) -> int:
-        """Handle the next control message that was received. Returns its length in bytes. Raises
-        BrokenWeights."""
+        """Handle the next control message that was received. Returns its length in bytes, with that of a
+        prefix to which it refers. Raises BrokenWeights."""
         identity, part = self._parts.popleft()
+        size = len(part)
         try:
-            self._on_message(identity, decode_from_server(part))
+            message = decode_from_server(part)
+            if isinstance(message, Submit) and message.prefix is not None:
+                size += 4 * message.prefix.tokens
+            self._on_message(identity, message)
         except InvalidSubmit as error:
             self._on_invalid_submit(identity, error)
         except WireError as error:
@@ -120,7 +124,7 @@ class Inbox:
             self._log_defect("message", identity)
             self._refuse(identity, "the engine could not handle its message")
         self.drop_disconnected()
-        return len(part)
+        return size
 
     def drop_disconnected(self) -> None:
         """Drop the streams of API servers that have been detached."""
@@ -158,8 +162,13 @@ class Inbox:
             raise WireError("it sent a message before its Hello")
         match message:
             case Submit():
+                gone = None
+                try:
+                    message = self._peers.prompts.restore(peer.identity, message)
+                except RequestRejected as error:
+                    gone = error
                 for request in split_submit(message):
-                    self._on_submit(peer, request)
+                    self._on_submit(peer, request, gone)
             case Abort():
                 self._on_abort(peer, message)
             case RpcCall():
@@ -198,6 +207,7 @@ class Inbox:
             epoch=self._identity.epoch,
             info=self._engine.info,
             incarnation=self._identity.incarnation,
+            kept_prompt_bytes=self._peers.prompts.room,
         )
         self._publisher.send(hello.server, welcome)
 
@@ -220,12 +230,13 @@ class Inbox:
             self._publisher.dismiss(known, f"another process or connection serves as API server {server}")
         self.drop_disconnected()
 
-    def _on_submit(self, peer: Peer, request: Submit) -> None:
+    def _on_submit(self, peer: Peer, request: Submit, refusal: RequestRejected | None = None) -> None:
+        """``refusal``: why the engine cannot take it; None: that is to be found out."""
         peer.accepted += 1
         handle = request.stream
         number = self._peers.open(peer, handle, request.ids)
         try:
-            refusal = self._hooks.refuse_streams()
+            refusal = refusal or self._hooks.refuse_streams()
             if refusal is not None:
                 raise refusal
             numbered = msgspec.structs.replace(request, stream=number)

@@ -10,7 +10,12 @@ from penstock.engine.base import Engine
 from penstock.engine.loop.identity import EngineIdentity
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.stats import EngineStats
-from penstock.metrics.families import SLEEP_STATE
+from penstock.metrics.families import (
+    KEPT_PROMPT_BYTES,
+    KEPT_PROMPT_HITS,
+    KEPT_PROMPT_MISSES,
+    SLEEP_STATE,
+)
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.snapshot import Series, Snapshot, encode_snapshot, process_name, process_series
 from penstock.wire.messages import EngineMetrics, EngineMetricsQuery
@@ -102,6 +107,10 @@ class MetricsReporter:
 
     def _series(self) -> Iterator[Series]:
         yield from self._stats.series(self._engine.metrics(), *self._labels)
+        prompts = self._publisher.peers.prompts
+        yield Series(KEPT_PROMPT_HITS.name, self._labels, prompts.hits)
+        yield Series(KEPT_PROMPT_MISSES.name, self._labels, prompts.misses)
+        yield Series(KEPT_PROMPT_BYTES.name, self._labels, prompts.bytes)
         level = self._sleep_level()
         for number, state in enumerate(SLEEP_STATES):
             yield Series(SLEEP_STATE.name, (*self._labels, state), float(number == level))

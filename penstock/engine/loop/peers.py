@@ -20,6 +20,7 @@ import numpy as np
 
 from penstock.engine.base import StepRows, StreamFailure
 from penstock.engine.loop.backlog import Backlog
+from penstock.engine.loop.kept_prompts import KeptPrompts
 from penstock.wire.arrays import I32
 from penstock.wire.messages import WireError
 
@@ -47,7 +48,9 @@ class Peer:
 class Peers:
     """Attaches and detaches API servers; opens and closes their streams."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept_prompt_bytes: int = 0) -> None:
+        """``kept_prompt_bytes``: of prompts that are kept for API servers."""
+        self.prompts = KeptPrompts(kept_prompt_bytes)
         self.attach_count = 0
         """API servers attached since the start, reconnections included."""
         self._by_server: dict[int, Peer] = {}
@@ -80,6 +83,7 @@ class Peers:
         if self._by_server.get(peer.server) is peer:
             del self._by_server[peer.server], self._by_identity[peer.identity]
             self._left.append(peer)
+            self.prompts.forget(peer.identity)
 
     def get(self, server: int) -> Peer | None:
         return self._by_server.get(server)

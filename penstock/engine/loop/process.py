@@ -121,6 +121,7 @@ def run(control: ControlChannel) -> int:
                         span_exporter=_span_exporter(launch),
                         kv_events=kv_events,
                         adapters=adapters,
+                        kept_prompt_bytes=config.kept_prompt_bytes,
                     ),
                 )
                 collector.start()
@@ -201,6 +202,8 @@ class LoopParts(NamedTuple):
     """None: the engine has none to publish."""
     adapters: AdapterState | None = None
     """None: the engine runs none."""
+    kept_prompt_bytes: int = 0
+    """Bytes of prompts that are kept for API servers."""
 
 
 NO_PARTS = LoopParts()
@@ -234,7 +237,7 @@ class EngineLoop:
         collector, membership = parts.collector, parts.membership
         self._engine = engine
         self._socket = socket
-        self._publisher = Publisher(socket)
+        self._publisher = Publisher(socket, kept_prompt_bytes=parts.kept_prompt_bytes)
         self._kv_events = parts.kv_events
         engine.on_resubmitted_start(self._publisher.start)
         self._group = parts.group

@@ -64,9 +64,12 @@ class FrameSocket(Protocol):
 class Publisher:
     """Sends the rows and messages of one engine to its API servers, in order for each of them."""
 
-    def __init__(self, socket: FrameSocket, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` returns monotonic seconds."""
-        self.peers = Peers()
+    def __init__(
+        self, socket: FrameSocket, clock: Callable[[], float] = time.monotonic, kept_prompt_bytes: int = 0
+    ) -> None:
+        """``clock`` returns monotonic seconds. ``kept_prompt_bytes``: of prompts that are kept for API
+        servers."""
+        self.peers = Peers(kept_prompt_bytes)
         self.step = 0
         """Steps published."""
         self._weights = 0

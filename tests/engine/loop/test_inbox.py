@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from penstock.engine.base import Engine, Load, RequestRejected, StepRows
 from penstock.engine.batch.rows import aborted_rows, empty_rows
@@ -25,6 +26,7 @@ from penstock.wire.messages import (
     MAX_ABORTED,
     MAX_CALL_BYTES,
     MAX_SERVERS,
+    PROMPT_GONE,
     Abort,
     ApplyStates,
     DesiredState,
@@ -32,6 +34,7 @@ from penstock.wire.messages import (
     EngineInfo,
     GoAway,
     Hello,
+    KeptPrefix,
     ObservedState,
     RpcCall,
     RpcReply,
@@ -39,6 +42,7 @@ from penstock.wire.messages import (
     StatesObserved,
     StreamFailed,
     Submit,
+    SubmitChoice,
     Welcome,
     decode_from_engine,
     encode,
@@ -60,6 +64,8 @@ class FakeEngine:
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
         self.seeds: dict[int, int] = {}
+        self.prompts: dict[int, bytes] = {}
+        """By seed."""
 
     @property
     def info(self) -> EngineInfo:
@@ -72,6 +78,7 @@ class FakeEngine:
         if seed % 2:
             raise RequestRejected("odd", "overloaded")
         self.seeds[request.stream] = seed
+        self.prompts[seed] = request.prompt
         self.asked.append(("submit", server, seed))
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
@@ -129,7 +136,7 @@ class Desk:
         self.sent: list[tuple[bytes, Any]] = []
         self.gone: set[bytes] = set()
         self.stats = EngineStats()
-        self.publisher = Publisher(self)
+        self.publisher = Publisher(self, kept_prompt_bytes=100)
         self.refusal: RequestRejected | None = None
         self.head = 0
         self.broken: list[int] = []
@@ -198,7 +205,7 @@ def zero(desk: Desk) -> bytes:
 
 def test_hello(desk: Desk) -> None:
     identity = desk.hello(3, 1)
-    assert desk.sent == [(identity, Welcome(ENGINE_PROTOCOL_VERSION, 2, 5, INFO))]
+    assert desk.sent == [(identity, Welcome(ENGINE_PROTOCOL_VERSION, 2, 5, INFO, kept_prompt_bytes=100))]
 
 
 def test_parts_are_taken_in_order(desk: Desk, zero: bytes) -> None:
@@ -245,6 +252,38 @@ def test_streams_are_refused_while_there_is_a_reason(desk: Desk, zero: bytes) ->
     desk.take(zero, submit(4))
     assert desk.sent == [(zero, StreamFailed(2, 0, "sleeping", "asleep"))]
     assert desk.engine.asked == [("submit", 0, 4)]
+
+
+# -- kept prompts
+
+
+def test_the_engine_gets_whole_prompts(desk: Desk, zero: bytes) -> None:
+    first, second = submit(2), replace(submit(4), prompt=b"\7\0\0\0", prefix=KeptPrefix(1, 2, True), keep=2)
+    desk.take(zero, replace(first, keep=1), second)
+    assert desk.engine.prompts == {2: first.prompt, 4: first.prompt[:8] + b"\7\0\0\0"}
+
+
+def test_streams_of_a_prompt_that_is_gone_fail_and_can_come_again(desk: Desk, zero: bytes) -> None:
+    lost = replace(submit(2), prefix=KeptPrefix(1, 2), choices=(SubmitChoice(4, 4, 9),))
+    desk.take(zero, lost)
+    failed = [message for _, message in desk.sent]
+    assert [(each.stream, each.code) for each in failed] == [(2, PROMPT_GONE), (4, PROMPT_GONE)]
+    assert desk.publisher.peers.accepted() == {0: 2}
+    desk.take(zero, replace(lost, prefix=None))
+    assert [name for name, *_ in desk.engine.asked] == ["submit", "submit"]
+
+
+def test_what_a_connection_has_kept_ends_with_it(desk: Desk, zero: bytes) -> None:
+    desk.take(zero, replace(submit(2), keep=1))
+    assert desk.publisher.peers.prompts.bytes == 12
+    desk.take(zero, Disconnect())
+    assert desk.publisher.peers.prompts.bytes == 0
+
+
+def test_a_prompt_put_together_counts_as_what_it_is(desk: Desk, zero: bytes) -> None:
+    """A step waits for so many bytes of requests at most."""
+    desk.inbox.receive(zero, [encode(replace(submit(2), prefix=KeptPrefix(1, 1 << 20)))])
+    assert desk.inbox.handle() > 1 << 22
 
 
 # -- restarts
