@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from penstock.generation.dialect import Dialect
+from penstock.generation.dialect import Dialect, ModelRoute
 from penstock.generation.replies.reply import RequestReply
 from penstock.http.errors import ApiError
 from penstock.http.request import HttpRequest
@@ -29,7 +29,7 @@ class ApiRequest:
         "detached",
         "dialect",
         "error",
-        "error_dialect",
+        "error_shape",
         "http",
         "logprob_bytes",
         "reply",
@@ -52,7 +52,7 @@ class ApiRequest:
         """Whether the application returns before the reply has ended; the reply then writes to the sink."""
         self.dialect: Dialect | None = None
         """The API of a generating route."""
-        self.error_dialect: Dialect | None = None
+        self.error_shape: Dialect | ModelRoute | None = None
         """The API whose shape errors have; None: OpenAI's."""
         self.arrival = time.monotonic()
         self.request_id = request_id
@@ -83,7 +83,7 @@ class ApiRequest:
     async def reply_error(self, error: ApiError) -> None:
         """Send an error reply, in the shape of the API that is asked."""
         self.error = error
-        shape = self.error_dialect
+        shape = self.error_shape
         body = None if shape is None else shape.error_body(error, self.request_id)
         await self.http.reply_error(error, body)
 

@@ -27,7 +27,7 @@ from penstock.api.routes.tokenize import TokenizeRoutes
 from penstock.api.routes.weights import WeightRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
-from penstock.generation.dialect import Dialect, TokenCounter
+from penstock.generation.dialect import Dialect, ModelRoute, TokenCounter
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.http.access_keys import OPEN_PATHS, Keys, check_local, is_administrative
 from penstock.http.admission import no_engine, send_readiness, unavailable
@@ -53,6 +53,7 @@ class App:
     models: ModelRoutes
     dialects: Sequence[Dialect]
     token_counters: Sequence[TokenCounter]
+    model_routes: Sequence[ModelRoute]
     count_tokens: CountTokensRoutes
     tokenize: TokenizeRoutes
     tokenizer_info: bytes | None
@@ -85,6 +86,7 @@ class App:
         """Tasks that send the errors of detached replies of which nothing was sent."""
         self._draw = random.Random().getrandbits
         self._dialects = {dialect.path: dialect for dialect in self.dialects}
+        self._model_routes = {route.path: route for route in self.model_routes}
         self._recognizing = [dialect for dialect in self.dialects if dialect.recognizes_clients]
         self._page = Page(self.config.root_path) if self.config.web_page else None
         self._page_paths = self._page.paths if self._page is not None else frozenset()
@@ -111,6 +113,7 @@ class App:
             **{dialect.path: self._methods_of(dialect) for dialect in self.dialects},
             "/v1/models": {"GET": self.models.list},
             **{each.path: {"POST": self.count_tokens.handler(each)} for each in self.token_counters},
+            **{each.path: {each.method: self.models.handler(each)} for each in self.model_routes},
             "/tokenize": {"POST": self.tokenize.tokenize},
             "/detokenize": {"POST": self.tokenize.detokenize},
             **optional,
@@ -225,10 +228,12 @@ class App:
         if root and http.path.startswith(f"{root}/"):  # a proxy may have removed it
             http.path = http.path[len(root) :]
         path, method = http.path, http.method
-        request.dialect = request.error_dialect = self._dialects.get(path)
+        request.dialect = request.error_shape = self._dialects.get(path)
+        if request.dialect is None:
+            request.error_shape = self._model_routes.get(path)
         for dialect in self._recognizing:
             if dialect.recognizes(path, http.fields):
-                request.error_dialect = request.dialect or dialect
+                request.error_shape = request.error_shape or dialect
                 request.add_headers(*dialect.reply_headers(request.request_id))
         if self.tracing is not None and request.dialect is not None:
             request.trace = self.tracing.extract(http.headers)

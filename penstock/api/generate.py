@@ -155,6 +155,9 @@ class GenerationRoutes:
             else:
                 plan, prompts = await self._plan_anywhere(request, len(body), dialect, body, info, None)
             del body, looking  # not kept while the reply is generated
+            if plan.answer is not None:
+                await request.http.reply_json(plan.answer)
+                return
             if plan.warning is not None:
                 request.add_headers((b"warning", b'299 penstock "%b"' % plan.warning.encode()))
             if plan.constraint is not None and self._constrains:

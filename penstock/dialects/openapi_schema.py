@@ -16,6 +16,8 @@ from penstock.http.request import MAX_REQUEST_ID
 
 Schema = dict[str, Any]
 
+EVENTS = "text/event-stream"
+
 STRING: Schema = {"type": "string"}
 INTEGER: Schema = {"type": "integer"}
 NUMBER: Schema = {"type": "number"}
@@ -67,6 +69,10 @@ class Route(NamedTuple):
     """Name of the schema of its errors."""
     columns: bool = False
     """Whether the reply may be columns."""
+    stream: str = EVENTS
+    """Content type of a streamed reply."""
+    stream_about: str = ""
+    """What it is made of, if that is not events."""
 
 
 class ApiDescription(NamedTuple):

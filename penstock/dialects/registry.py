@@ -14,6 +14,9 @@ from penstock.dialects.completions.dialect import Completions
 from penstock.dialects.invocations import Invocations
 from penstock.dialects.messages import openapi as messages
 from penstock.dialects.messages.dialect import Messages, MessagesTokenCounter
+from penstock.dialects.ollama import openapi as ollama
+from penstock.dialects.ollama.dialect import OllamaChat, OllamaGenerate
+from penstock.dialects.ollama.models import OLLAMA_ROUTES, OllamaModels
 from penstock.dialects.openapi_schema import check_names
 from penstock.dialects.responses import openapi as responses
 from penstock.dialects.responses.dialect import Responses, ResponsesTokenCounter
@@ -23,7 +26,7 @@ from penstock.dialects.tokens import openapi as tokens
 from penstock.dialects.tokens.derender import DerenderChat, DerenderCompletions
 from penstock.dialects.tokens.dialect import TokensInOut
 from penstock.dialects.tokens.render import Render
-from penstock.generation.dialect import Dialect, TokenCounter
+from penstock.generation.dialect import Dialect, ModelRoute, TokenCounter
 from penstock.generation.input_processor import InputProcessor
 from penstock.store.response_store import ResponseStore
 
@@ -47,12 +50,19 @@ def make_dialects(
         DerenderChat(chat, processor),
         DerenderCompletions(completions, processor),
         SglangGenerate(config, processor),
+        OllamaChat(config, processor),
+        OllamaGenerate(config, processor),
     ]
 
 
 def make_token_counters(processor: InputProcessor, store: ResponseStore | None = None) -> list[TokenCounter]:
     """One per API that counts tokens."""
     return [MessagesTokenCounter(processor), ResponsesTokenCounter(processor, store)]
+
+
+def make_model_routes(processor: InputProcessor) -> list[ModelRoute]:
+    """One per route of an API of its own that describes models."""
+    return [OllamaModels(path, processor) for path in OLLAMA_ROUTES]
 
 
 DESCRIPTIONS = check_names(
@@ -63,6 +73,7 @@ DESCRIPTIONS = check_names(
         responses.DESCRIPTION,
         tokens.DESCRIPTION,
         sglang.DESCRIPTION,
+        *ollama.DESCRIPTIONS,
     )
 )
 """One entry per API, for the OpenAPI document."""

@@ -1,8 +1,8 @@
 """The interface of an API for generation: how a body becomes a plan, and how replies are formatted.
 
 A dialect is one API (completions, chat, …). It makes a :class:`ReplyFormat` for every request. What is
-streamed are server-sent events. Streams, replies and engines are the same for all dialects: they get bytes
-from the format and never ask for the API.
+streamed are server-sent events, unless the format has a ``stream_kind`` of its own. Streams, replies and
+engines are the same for all dialects: they get bytes from the format and never ask for the API.
 To add an API, copy a folder under ``penstock/dialects/`` and add it to ``penstock/dialects/registry.py``.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from asyncio import Future
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -265,3 +265,28 @@ class TokenCounter(ABC):
     @abstractmethod
     def reply(self, count: int) -> bytes:
         """The reply's body."""
+
+
+class AskedModels(NamedTuple):
+    """What a route that describes models gets."""
+
+    cards: Mapping[str, Mapping[str, Any]]
+    """The served models by name, as OpenAI's API lists them."""
+    card: Callable[[str], Mapping[str, Any]]
+    """The card of a model by any of its names. Raises ApiError."""
+    body: bytes = b""
+
+
+class ModelRoute(ABC):
+    """One API's route that describes the served models, or the server."""
+
+    method: str
+    path: str
+
+    @abstractmethod
+    def reply(self, asked: AskedModels) -> bytes:
+        """The reply's body, as JSON. Raises ApiError."""
+
+    @abstractmethod
+    def error_body(self, error: ApiError, request_id: str) -> bytes:
+        """The body of an error reply."""

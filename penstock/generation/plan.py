@@ -83,6 +83,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     """Whether the reply is columns of token ids and logprobs, not the API's own."""
     format: MessageFormat | None = None
     """How to parse tool calls and reasoning; None: all text is content."""
+    answer: bytes | None = None
+    """The whole reply, as JSON, to a request for which nothing is generated."""
 
     def sampling(self, prompt_len: int, index: int = 0) -> SamplingParams:
         """Parameters of choice ``index`` (0 to n-1) of a prompt with ``prompt_len`` tokens.
@@ -110,6 +112,14 @@ class RequestPlan(msgspec.Struct, gc=False):
         if most is None or len(prompt) <= 4 * most:
             return prompt
         return prompt[-4 * most :] if self.truncate_left else prompt[: 4 * most]
+
+
+def answer_at_once(body: bytes) -> RequestPlan:
+    """The plan of a request for which nothing is generated; ``body``: the reply's, as JSON."""
+    base = SamplingParams(max_tokens=1, seed=0)
+    return RequestPlan(
+        model="", prompts=(), add_special_tokens=False, base=base, max_model_len=1, answer=body
+    )
 
 
 def constrain(plan: RequestPlan, constraint: Constraint | None) -> None:

@@ -24,16 +24,20 @@ class StreamKind(NamedTuple):
     filler: bytes
     """Bytes that may stand between two events, and that clients ignore."""
 
+    @property
+    def content_type(self) -> str:
+        return next(value.decode() for name, value in self.headers if name == b"content-type")
 
-EVENT_STREAM = StreamKind(
-    [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),  # proxies such as nginx must not buffer events
-    ],
-    filler=b":\n\n",
-)
+
+def _unbuffered(content_type: bytes) -> Headers:
+    """Headers of what proxies such as nginx must not buffer."""
+    return [(b"content-type", content_type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+
+EVENT_STREAM = StreamKind(_unbuffered(b"text/event-stream; charset=utf-8"), filler=b":\n\n")
 """Server-sent events."""
+LINES = StreamKind(_unbuffered(b"application/x-ndjson"), filler=b" ")
+"""JSON, a line each. White space may precede it, but an empty line would be no JSON."""
 
 
 class Listener(Protocol):

@@ -5,18 +5,22 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
-from penstock.api.api_request import ApiRequest
+from penstock.api.api_request import ApiRequest, Handler
 from penstock.dialects.messages.errors import VERSION_HEADER
 from penstock.dialects.messages.model_list import model_entry
 from penstock.dialects.messages.model_list import model_list as anthropic_list
+from penstock.generation.dialect import AskedModels, ModelRoute
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo
 from penstock.http.errors import encode_json
 from penstock.wire.messages import Adapter
 
 MODEL_PREFIX = "/v1/models/"
+MAX_BODY = 1 << 16
+"""Bytes of a body that asks for a model."""
 
 
 class ModelRoutes:
@@ -58,9 +62,22 @@ class ModelRoutes:
         """One model, by any of its names. Raises ApiError."""
         self._refresh()
         name = request.http.path[len(MODEL_PREFIX) :]
-        card = self._cards[self._processor.served_name(name)] | {"id": name}
+        card = self._card(name)
         anthropic = VERSION_HEADER in request.http.fields
         await request.http.reply_json(encode_json(model_entry(card) if anthropic else card))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        """The card of a model by any of its names. Raises ApiError."""
+        return {**self._cards[self._processor.served_name(name)], "id": name}
+
+    def handler(self, route: ModelRoute) -> Handler:
+        """The handler of another API's route."""
+        return partial(self._answer, route)
+
+    async def _answer(self, route: ModelRoute, request: ApiRequest) -> None:
+        body = await request.http.read_json(MAX_BODY) if route.method == "POST" else b""
+        self._refresh()
+        await request.http.reply_json(route.reply(AskedModels(self._cards, self._card, body)))
 
 
 def model_list(

@@ -20,7 +20,15 @@ from penstock.api.routes.weight_schemas import (
     InitWeightTransferRequest,
     UpdateWeightsRequest,
 )
-from penstock.dialects.openapi_schema import BODY_ERRORS, GENERATION_ERRORS, REQUEST_ID, SHARED, Route, ref
+from penstock.dialects.openapi_schema import (
+    BODY_ERRORS,
+    EVENTS,
+    GENERATION_ERRORS,
+    REQUEST_ID,
+    SHARED,
+    Route,
+    ref,
+)
 from penstock.dialects.registry import DESCRIPTIONS
 from penstock.generation.replies.columns import SAFETENSORS
 from penstock.http.access_keys import is_administrative
@@ -116,7 +124,8 @@ def _success(route: Route) -> Json:
         return route.reply
     content: Json = {"application/json": {"schema": ref(route.reply)}}
     if route.events is not None:
-        content["text/event-stream"] = {"schema": _events(route.events, route.error)}
+        schema = _events(route.events, route.error) if route.stream is EVENTS else _items(route)
+        content[route.stream] = {"schema": schema}
     if route.columns:
         content[SAFETENSORS.decode()] = {
             "schema": {"type": "string", "format": "binary", "description": _COLUMNS}
@@ -136,6 +145,10 @@ def _events(name: str, error: str) -> Json:
         "required": ["data"],
         "properties": {"data": {"anyOf": data}},
     }
+
+
+def _items(route: Route) -> Json:
+    return {"description": route.stream_about, "anyOf": [ref(str(route.events)), ref(route.error)]}
 
 
 def _plain(*kinds: str) -> Json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -12,6 +11,7 @@ import msgspec
 
 from penstock.dialects.messages.blocks import BlockSequence, Kind, Piece, Start, Step, start_fields
 from penstock.dialects.messages.errors import error_body
+from penstock.dialects.whole_calls import arguments_object
 from penstock.generation.dialect import CONTENT_FILTER, EventContent, ReplyFormat
 from penstock.generation.parsers.delta import TextKind
 from penstock.generation.replies.collected import CollectedReply
@@ -220,26 +220,9 @@ def _joined(steps: Iterable[Step]) -> Iterator[dict[str, Any]]:
         else:
             text = "".join(texts)
             if step.kind is Kind.TOOL_USE:
-                block["input"] = _input(text)
+                block["input"] = arguments_object(text)
             else:
                 block[step.kind.value] = text
             if step.signature:
                 block["signature"] = step.signature
             yield block
-
-
-def _input(text: str) -> dict[str, Any]:
-    """The input of a call, in whose strings may be control characters; empty if its JSON is cut or
-    invalid, or has numbers that are infinite or none."""
-    try:
-        value = json.loads(text, strict=False, parse_float=_finite, parse_constant=_finite)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is no JSON")
-    return value

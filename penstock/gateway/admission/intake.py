@@ -119,7 +119,7 @@ class Intake:
     def _read_body(self, record: RequestRecord, raw: bytes) -> RequestBody:
         """Raises ApiError."""
         try:
-            body = read_request(raw)
+            body = read_request(raw, record.path)
             self._check_transfer(body.transfer_field)
         except ApiError:
             record.reason = "bad_body"

@@ -8,14 +8,19 @@ from penstock.dialects.messages import errors as messages_errors
 from penstock.gateway.requests.named_response import RESPONSES
 from penstock.http.errors import ApiError
 
+OLLAMA = "ollama"
 APIS = {
     "/v1/completions": "completions",
     "/v1/chat/completions": "chat",
     RESPONSES: "responses",
     "/v1/messages": "messages",
+    "/api/chat": OLLAMA,
+    "/api/generate": OLLAMA,
 }
 """Names by the path of their requests."""
 OTHER_API = "other"
+OLLAMA_ROUTES = "/api/"
+"""With which the routes of Ollama's API begin."""
 
 
 def gateway_error(status: int, code: str, message: str) -> ApiError:
@@ -23,15 +28,19 @@ def gateway_error(status: int, code: str, message: str) -> ApiError:
     return ApiError(status, f"gateway: {message}", type="gateway_error", code=code)
 
 
-def error_body(error: ApiError, request_id: str, *, messages: bool) -> bytes:
-    """``messages``: in Anthropic's shape."""
+def error_body(error: ApiError, request_id: str, *, messages: bool, path: str = "") -> bytes:
+    """``messages``: in Anthropic's shape. ``path``: whose API may have a shape of its own."""
+    if path.startswith(OLLAMA_ROUTES):
+        return msgspec.json.encode({"error": error.message})
     return messages_errors.error_body(error, request_id) if messages else error.body()
 
 
-def error_event(error: ApiError, request_id: str, *, messages: bool) -> bytes:
+def error_event(error: ApiError, request_id: str, *, messages: bool, path: str = "") -> bytes:
     """An error event that clients of every dialect recognize: those of completions and chat by ``error``,
     those of responses by the same, or by the event's type and its own fields, those of messages by their
     shape. The empty line ends an incomplete event."""
+    if path.startswith(OLLAMA_ROUTES):
+        return b"\n%b\n" % error_body(error, request_id, messages=False, path=path)
     if messages:
         data = messages_errors.error_body(error, request_id)
     else:

@@ -80,10 +80,13 @@ INFERENCE_ROUTES = frozenset(
     }
 )
 """Further routes of vLLM, SGLang, llama.cpp and TGI that cost a server about what a generation costs."""
-_OTHER_ROUTES = frozenset({"/apply-template", "/chat_tokenize", "/detokenize", "/tokenize"})
+_OTHER_ROUTES = frozenset({"/api/show", "/apply-template", "/chat_tokenize", "/detokenize", "/tokenize"})
 _READ_ROUTES = frozenset(
     {
         "/",
+        "/api/ps",
+        "/api/tags",
+        "/api/version",
         "/docs",
         "/get_model_info",
         "/health",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
-from penstock.gateway.requests.apis import APIS
+from penstock.gateway.requests.apis import APIS, OLLAMA
 from penstock.gateway.requests.named_response import RESPONSES, response_in_body, response_in_path
 from penstock.gateway.requests.one_meaning import check_meaning
 from penstock.http.body_errors import malformed, wrong_type
@@ -41,6 +43,7 @@ class _Body(msgspec.Struct):
     max_tokens: msgspec.Raw = msgspec.Raw()
     max_completion_tokens: msgspec.Raw = msgspec.Raw()
     max_output_tokens: msgspec.Raw = msgspec.Raw()
+    options: msgspec.Raw = msgspec.Raw()  # Ollama's
     # what names other hosts: vLLM, SGLang
     kv_transfer_params: msgspec.Raw = msgspec.Raw()
     bootstrap_host: msgspec.Raw = msgspec.Raw()
@@ -50,10 +53,15 @@ class _Metadata(msgspec.Struct):
     user_id: str | None = None
 
 
+class _Options(msgspec.Struct):
+    num_predict: msgspec.Raw = msgspec.Raw()
+
+
 _decode_exact = msgspec.json.Decoder(_Body).decode
 _decode_lax = msgspec.json.Decoder(_Body, strict=False).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_metadata = msgspec.json.Decoder(_Metadata).decode
+_decode_options = msgspec.json.Decoder(_Options).decode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encode = msgspec.json.Encoder().encode
 
@@ -108,10 +116,10 @@ class RequestBody(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, raw=raw, model=model)
 
 
-def read_request(raw: bytes) -> RequestBody:
-    """Decode the body of a generation request, as Penstock's server does: it accepts, for instance, a number
-    as a boolean, and its errors are the same. Raises ApiError, also for what other servers may read in
-    another way."""
+def read_request(raw: bytes, path: str = "") -> RequestBody:
+    """Decode the body of a generation request for ``path``, as Penstock's server does: it accepts, for
+    instance, a number as a boolean, and its errors are the same. Raises ApiError, also for what other servers
+    may read in another way."""
     try:
         if not raw.isascii():
             raw.decode()  # msgspec checks the UTF-8 of decoded strings only, and fields are rewritten later
@@ -127,7 +135,7 @@ def read_request(raw: bytes) -> RequestBody:
     return RequestBody(
         raw=raw,
         model=model,
-        stream=bool(body.stream),
+        stream=bool(body.stream) if APIS.get(path) != OLLAMA else body.stream is not False,
         include_usage=None if options is None else options.include_usage,
         priority=body.priority or 0,
         prompt=b"".join(texts),
@@ -158,7 +166,10 @@ def _session(body: _Body) -> str | None:
 
 def _most_output(body: _Body) -> int | None:
     """What is malformed is left to the server."""
-    limits = map(bytes, (body.max_completion_tokens, body.max_tokens, body.max_output_tokens))
+    limits = [*map(bytes, (body.max_completion_tokens, body.max_tokens, body.max_output_tokens))]
+    if body.options:
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            limits.append(bytes(_decode_options(body.options).num_predict).lstrip(b"0"))  # 0: what fits
     return max((int(raw) for raw in limits if len(raw) < 16 and raw.isdigit()), default=None)
 
 

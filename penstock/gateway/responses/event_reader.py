@@ -128,6 +128,9 @@ class _Reply(msgspec.Struct, gc=False):
     id: Any = None
     object: Any = None
     status: Any = None
+    # Ollama's
+    prompt_eval_count: Any = None
+    eval_count: Any = None
 
 
 _json = msgspec.json.Decoder(msgspec.Raw)
@@ -209,7 +212,7 @@ def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
 def read_reply(body: bytes) -> ParsedEvent:
     """Parse the body of a reply that is not streamed. Raises ContentError."""
     reply = _decode(_read_reply, body)
-    error, response_id, deferred = _error(reply.error), None, False
+    error, response_id, deferred = error_in(reply.error), None, False
     if reply.object == "response":
         response_id = _text(reply.id)
         deferred = reply.status in ("queued", "in_progress")
@@ -220,6 +223,8 @@ def read_reply(body: bytes) -> ParsedEvent:
     elif error is None and not reply.choices:
         error = _itself(body, reply=True)
     usage = _shaped(_usage, reply.usage)
+    if reply.eval_count is not None and usage is None:
+        usage = UsageFields(prompt_tokens=reply.prompt_eval_count, completion_tokens=reply.eval_count)
     return ParsedEvent(usage=usage, error=error, end=True, response_id=response_id, deferred=deferred)
 
 
@@ -229,7 +234,7 @@ def read_error(body: bytes) -> bytes | None:
         reply = _decode(_read_reply, body)
     except ContentError:
         return None
-    return _error(reply.error) or (body if reply.object == "error" else None)
+    return error_in(reply.error) or (body if reply.object == "error" else None)
 
 
 def _decode(read: Callable[[bytes], Shape], data: bytes) -> Shape:
@@ -318,7 +323,7 @@ def _parse_chunk(event: _Event, data: bytes) -> ParsedEvent:
     for choice in choices or ():
         tokens = tokens or _has_tokens(choice)
         finish = finish and bool(choice.finish_reason)
-    error = _error(event.error)
+    error = error_in(event.error)
     if error is None and (event.object == "error" or any(map(_has_failed, choices or ()))):
         error = data
     elif error is None and not choices and event.usage is None:
@@ -336,13 +341,13 @@ def _parse_chunk(event: _Event, data: bytes) -> ParsedEvent:
 
 def _parse_typed(event: _Event, kind: str, data: bytes) -> ParsedEvent:
     """An event of responses or messages; servers may give the type in the event field only."""
-    usage, response, error = event.usage, event.response, _error(event.error)
+    usage, response, error = event.usage, event.response, error_in(event.error)
     if response is not None:
         usage = response.usage
     elif kind == "message_start" and (message := _shaped(_response, event.message)) is not None:
         usage = message.usage
     if kind == "response.failed" and response is not None:
-        error = error or _error(response.error)
+        error = error or error_in(response.error)
     if (
         kind == "error" or kind in _FAILURES or (response is not None and response.status == "failed")
     ):  # the error of a response may be the event itself
@@ -436,7 +441,8 @@ def _has_output(delta: _Delta) -> bool:
 _NO_ERROR = (b"", b"null", b"{}", b"[]", b'""', b"false", b"0")
 
 
-def _error(raw: msgspec.Raw) -> bytes | None:
+def error_in(raw: msgspec.Raw) -> bytes | None:
+    """The field ``error``; None: it says none."""
     error = bytes(raw)
     return None if error in _NO_ERROR else error
 

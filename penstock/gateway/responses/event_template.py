@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_KEY = rb'"(?:text|content|reasoning|reasoning_content|thinking|partial_json|delta)": ?"'
+_KEY = rb'"(?:text|content|reasoning|reasoning_content|thinking|partial_json|delta|response)": ?"'
 _ESCAPE = rb'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})'
 _TEXT = rb'(?=[^"\x00-\x1f])[^"\\\x00-\x1f]*+(?:%b[^"\\\x00-\x1f]*+)*+' % _ESCAPE
 """Content of a JSON string that is not empty (RFC 8259 §7) and has no surrogates, which come in pairs."""

@@ -12,7 +12,7 @@ from penstock.gateway.responses.response_observer import ReplyObserver, Response
 from penstock.gateway.upstream.exchange import Headers
 from penstock.http.request import first_values
 
-EVENT_STREAM = b"text/event-stream"
+EVENT_STREAM, LINES = b"text/event-stream", b"application/x-ndjson"
 COLUMNS = b"application/vnd.safetensors"
 """Token ids for programs, which ask for this type."""
 MAX_HEADER = 100
@@ -57,9 +57,10 @@ def make_observer(
         observer = ReplyObserver(json=False)
         observer.seen.unread = f"its content type is {_shown(content_type)}"
         return observer
-    streamed = kind.strip() == EVENT_STREAM
+    streamed = kind.strip() in (EVENT_STREAM, LINES)
     if streamed:
-        stream = StreamObserver(strip_usage, on_response, known=expects not in _UNKNOWN, held=held)
+        known, lines = expects not in _UNKNOWN, kind.strip() == LINES
+        stream = StreamObserver(strip_usage, on_response, known=known, held=held, lines=lines)
         stream.seen.may_stop = expects in ("background", "replay", *_UNKNOWN)
         observer = stream
     else:

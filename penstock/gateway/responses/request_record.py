@@ -98,12 +98,12 @@ class RequestRecord:
 
     def error_body(self, error: ApiError) -> bytes:
         """The body of an error reply."""
-        return error_body(error, self.request_id, messages=self.messages_errors)
+        return error_body(error, self.request_id, messages=self.messages_errors, path=self.path)
 
     def error_event(self, code: str, message: str) -> bytes:
         """The event that ends a stream after an error."""
         error = gateway_error(502, code, message)
-        return error_event(error, self.request_id, messages=self.messages_errors)
+        return error_event(error, self.request_id, messages=self.messages_errors, path=self.path)
 
     def set_body(self, body: RequestBody) -> None:
         """Take model, priority and streaming from the body of a generation request."""

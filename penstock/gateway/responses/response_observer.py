@@ -20,6 +20,7 @@ from penstock.gateway.responses.event_reader import (
 )
 from penstock.gateway.responses.event_template import EventParts, EventTemplate
 from penstock.gateway.responses.held_bytes import HeldBytes
+from penstock.gateway.responses.line_reader import LineParser, read_line
 from penstock.gateway.responses.token_usage import CountedTokens, ReportedUsage, UsageFields, read_usage
 from penstock.streaming.sse_parser import Event, SSEError, SSEParser
 
@@ -144,7 +145,7 @@ NOTHING_SEEN = Observation()
 
 @dataclass(slots=True)
 class StreamObserver:
-    """Observes a ``text/event-stream``.
+    """Observes a ``text/event-stream``, or JSON lines.
 
     With ``strip_usage`` the usage event is removed: the gateway requested it, the client did not. Events are
     then passed on when they are complete, otherwise bytes are passed on as they come.
@@ -159,7 +160,9 @@ class StreamObserver:
     """Bytes of incomplete events, and of replies, that all observers hold together."""
     on_first_token: Callable[[], None] = _ignore_token
     seen: Observation = field(default_factory=lambda: Observation(stream=True))
-    _parser: SSEParser = field(default_factory=SSEParser)
+    lines: bool = False
+    """Whether its events are lines (:mod:`penstock.gateway.responses.line_reader`)."""
+    _parser: SSEParser | LineParser = field(default_factory=SSEParser)
     _template: EventTemplate = field(default_factory=EventTemplate)
     _between_events: bool = False
     """The next byte starts an event. A copy of the parser's state, since most events bypass the parser."""
@@ -169,6 +172,10 @@ class StreamObserver:
     """The last event was removed."""
     _usage: UsageFields | None = None
     """All counts reported so far."""
+
+    def __post_init__(self) -> None:
+        if self.lines:
+            self._parser = LineParser()
 
     def plain_parts(self, chunk: bytes) -> EventParts | None:
         """What ``chunk`` has in common with an earlier event if it is one that differs from it only in its
@@ -213,7 +220,7 @@ class StreamObserver:
         """Read no more of the stream; returns what is to be passed on of it and the rest of ``chunk``."""
         self.seen.give_up(reason)
         self._between_events = False
-        pending, self._parser = self._parser.pending, SSEParser()
+        pending, self._parser = self._parser.pending, type(self._parser)()
         self.close()
         return pending if self.strip_usage else chunk
 
@@ -257,7 +264,8 @@ class StreamObserver:
             return TOKENS_ONLY
         seen = self.seen
         try:
-            meaning = read_event(event.data, event.name)
+            read = read_line if self.lines else read_event
+            meaning = read(event.data, event.name)
         except ContentError as error:
             if self.known and not seen.ended:
                 seen.note_problem(f"an event is {error}", event.data)

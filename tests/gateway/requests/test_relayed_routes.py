@@ -15,6 +15,12 @@ from penstock.http.access_keys import ADMINISTRATIVE
 from penstock.http.errors import ApiError
 
 RELAYED = [
+    "POST /api/chat",
+    "POST /api/generate",
+    "POST /api/show",
+    "GET /api/tags",
+    "GET /api/ps",
+    "GET /api/version",
     *(f"POST {path}" for path in sorted(GENERATION_PATHS)),
     "POST /tokenize",
     "POST /detokenize",
@@ -37,6 +43,8 @@ RELAYED = [
     "POST /infill",
 ]
 ADMINISTERS = [
+    "POST /api/pull",
+    "DELETE /api/delete",
     *(f"POST {path}" for path in sorted(ADMINISTRATIVE)),
     # vLLM
     "POST /pause",

@@ -25,6 +25,21 @@ def test_what_is_read() -> None:
     assert (read.include_usage, read.prompt) == (False, b'"p"')
 
 
+@pytest.mark.parametrize(
+    ("fields", "stream", "most"),
+    [
+        ({}, True, None),
+        ({"stream": False, "options": {"num_predict": 12}}, False, 12),
+        ({"options": {"num_predict": -1}}, True, None),
+        ({"options": {"num_predict": 0}}, True, None),
+        ({"options": "x"}, True, None),
+    ],
+)
+def test_ollamas_bodies(fields: dict[str, Any], stream: bool, most: int | None) -> None:
+    read = read_request(body(**fields), "/api/generate")
+    assert (read.stream, read.most_output) == (stream, most)
+
+
 SERVER = BodyDecoder(GenerateRequest, strict=False)
 """What reads a server's requests."""
 

@@ -49,6 +49,8 @@ _BASE: dict[str, dict[str, Any]] = {
     },
     "/v1/completions/derender": {"generate_responses": [_GENERATED], "completion_request": {"prompt": "a"}},
     "/generate": {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 3}},
+    "/api/chat": {"messages": _MESSAGES, "options": {"num_predict": 3}},
+    "/api/generate": {"prompt": "Count.", "options": {"num_predict": 3}},
     "/tokenize": {"prompt": "Count."},
     "/detokenize": {"tokens": [1, 2]},
 }
