@@ -41,6 +41,7 @@ CLIENTS = {
     "instructor": "instructor",
     "llama-index": "llama-index-core",
     "DSPy": "dspy",
+    "`ollama`": "ollama",
     "`llm`": "llm",
     "AI SDK (`ai`, Node)": "node: ai",
     "openai (Node)": "node: openai",

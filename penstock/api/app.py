@@ -27,7 +27,7 @@ from penstock.api.routes.tokenize import TokenizeRoutes
 from penstock.api.routes.weights import WeightRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
-from penstock.generation.dialect import Dialect, ModelRoute, TokenCounter
+from penstock.generation.dialect import Dialect, TokenCounter
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.http.access_keys import OPEN_PATHS, Keys, check_local, is_administrative
 from penstock.http.admission import no_engine, send_readiness, unavailable
@@ -53,7 +53,6 @@ class App:
     models: ModelRoutes
     dialects: Sequence[Dialect]
     token_counters: Sequence[TokenCounter]
-    model_routes: Sequence[ModelRoute]
     count_tokens: CountTokensRoutes
     tokenize: TokenizeRoutes
     tokenizer_info: bytes | None
@@ -86,7 +85,7 @@ class App:
         """Tasks that send the errors of detached replies of which nothing was sent."""
         self._draw = random.Random().getrandbits
         self._dialects = {dialect.path: dialect for dialect in self.dialects}
-        self._model_routes = {route.path: route for route in self.model_routes}
+        self._describing = {route.path: route for route in self.models.others}
         self._recognizing = [dialect for dialect in self.dialects if dialect.recognizes_clients]
         self._page = Page(self.config.root_path) if self.config.web_page else None
         self._page_paths = self._page.paths if self._page is not None else frozenset()
@@ -113,7 +112,7 @@ class App:
             **{dialect.path: self._methods_of(dialect) for dialect in self.dialects},
             "/v1/models": {"GET": self.models.list},
             **{each.path: {"POST": self.count_tokens.handler(each)} for each in self.token_counters},
-            **{each.path: {each.method: self.models.handler(each)} for each in self.model_routes},
+            **{each.path: {each.method: self.models.handler(each)} for each in self.models.others},
             "/tokenize": {"POST": self.tokenize.tokenize},
             "/detokenize": {"POST": self.tokenize.detokenize},
             **optional,
@@ -230,7 +229,7 @@ class App:
         path, method = http.path, http.method
         request.dialect = request.error_shape = self._dialects.get(path)
         if request.dialect is None:
-            request.error_shape = self._model_routes.get(path)
+            request.error_shape = self._describing.get(path)
         for dialect in self._recognizing:
             if dialect.recognizes(path, http.fields):
                 request.error_shape = request.error_shape or dialect

@@ -39,7 +39,7 @@ from penstock.api.routes.weight_transfer import WeightTransferRoutes
 from penstock.api.routes.weights import WeightRoutes
 from penstock.api.throughput_log import ThroughputLog
 from penstock.config.errors import ConfigError
-from penstock.dialects.registry import make_dialects, make_model_routes, make_token_counters
+from penstock.dialects.registry import make_dialects, make_token_counters
 from penstock.dispatch.adapter_changes import AdapterChanges
 from penstock.dispatch.coordinator_client import CoordinatorClient
 from penstock.dispatch.engine_client import EngineClient
@@ -323,7 +323,6 @@ class _Server:
             models=ModelRoutes(input_processor, launch.model_dir),
             dialects=make_dialects(self._config, input_processor, store),
             token_counters=make_token_counters(input_processor, store),
-            model_routes=make_model_routes(input_processor),
             count_tokens=CountTokensRoutes(self._config, encoder, info.max_model_len, large),
             tokenize=TokenizeRoutes(input_processor, encoder, self._config, large),
             tokenizer_info=shown,

@@ -26,7 +26,7 @@ from penstock.dialects.tokens import openapi as tokens
 from penstock.dialects.tokens.derender import DerenderChat, DerenderCompletions
 from penstock.dialects.tokens.dialect import TokensInOut
 from penstock.dialects.tokens.render import Render
-from penstock.generation.dialect import Dialect, ModelRoute, TokenCounter
+from penstock.generation.dialect import DescribingRoute, Dialect, TokenCounter
 from penstock.generation.input_processor import InputProcessor
 from penstock.store.response_store import ResponseStore
 
@@ -60,7 +60,7 @@ def make_token_counters(processor: InputProcessor, store: ResponseStore | None =
     return [MessagesTokenCounter(processor), ResponsesTokenCounter(processor, store)]
 
 
-def make_model_routes(processor: InputProcessor) -> list[ModelRoute]:
+def make_describing_routes(processor: InputProcessor) -> list[DescribingRoute]:
     """One per route of an API of its own that describes models."""
     return [OllamaModels(path, processor) for path in OLLAMA_ROUTES]
 

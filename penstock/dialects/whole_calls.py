@@ -50,7 +50,7 @@ def whole_calls(pieces: Iterable[CallDelta]) -> list[WholeCall]:
     return [call for call in (*calls, joiner.finish()) if call is not None]
 
 
-class CallIds:
+class MissingCallIds:
     """Ids of the calls in a conversation whose results name functions: ids that are missing are made up."""
 
     def __init__(self) -> None:

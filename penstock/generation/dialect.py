@@ -277,7 +277,7 @@ class AskedModels(NamedTuple):
     body: bytes = b""
 
 
-class ModelRoute(ABC):
+class DescribingRoute(ABC):
     """One API's route that describes the served models, or the server."""
 
     method: str

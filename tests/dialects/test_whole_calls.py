@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.dialects.whole_calls import CallIds, whole_calls
+from penstock.dialects.whole_calls import MissingCallIds, whole_calls
 from penstock.generation.parsers.delta import CallDelta
 
 
@@ -18,7 +18,7 @@ def test_pieces_become_calls() -> None:
 
 
 def test_results_find_their_calls() -> None:
-    ids = CallIds()
+    ids = MissingCallIds()
     first, second = ids.of_call(None, "f"), ids.of_call("", "f")
     other, named = ids.of_call(None, "g"), ids.of_call("mine", "f")
     assert len({first, second, other, named}) == 4

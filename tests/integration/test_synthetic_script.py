@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
-from tests.integration.server import Server
+from tests.integration.server import TLS, Server
 
 SCRIPT = """
 rules:
@@ -154,3 +155,25 @@ def test_an_error_in_mid_stream(client: openai.OpenAI) -> None:
 def test_a_prompt_that_no_rule_matches(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="no rule of the synthetic script matches turn 1"):
         streamed(client, [{"role": "user", "content": "something else"}])
+
+
+def lines_of_ollama(server: Server, text: str, **fields: Any) -> list[dict[str, Any]]:
+    body = {"messages": [{"role": "user", "content": text}], **fields}
+    with httpx.stream("POST", f"{server.url}/api/chat", json=body, verify=TLS) as reply:
+        assert reply.headers["content-type"] == "application/x-ndjson"
+        return [json.loads(line) for line in reply.iter_lines()]
+
+
+def test_lines_of_ollamas_api(server: Server) -> None:
+    *calls, last = lines_of_ollama(server, "Read the files.", tools=TOOLS)
+    assert "".join(each["message"]["content"] for each in calls) == "I read both."
+    called = [call["function"] for each in calls for call in each["message"].get("tool_calls", ())]
+    assert [call["arguments"]["path"] for call in called] == ["a b.ini", "ä\n{}"]
+    assert (last["done"], last["done_reason"]) == (True, "stop")
+    assert 0 < last["prompt_eval_duration"] <= last["total_duration"]
+    *pieces, failure = lines_of_ollama(server, "fail")
+    assert len(pieces) == 3
+    assert failure.keys() == {"error"}
+    assert httpx.get(f"{server.url}/api/tags", verify=TLS).json()["models"][0]["name"] == MODEL
+    unknown = httpx.post(f"{server.url}/api/show", json={"model": "x"}, verify=TLS)
+    assert (unknown.status_code, list(unknown.json())) == (404, ["error"])

@@ -12,7 +12,8 @@ from penstock.api.api_request import ApiRequest, Handler
 from penstock.dialects.messages.errors import VERSION_HEADER
 from penstock.dialects.messages.model_list import model_entry
 from penstock.dialects.messages.model_list import model_list as anthropic_list
-from penstock.generation.dialect import AskedModels, ModelRoute
+from penstock.dialects.registry import make_describing_routes
+from penstock.generation.dialect import AskedModels, DescribingRoute
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo
 from penstock.http.errors import encode_json
@@ -31,6 +32,8 @@ class ModelRoutes:
         self._processor = processor
         self._root = root
         self._created = int(time.time())
+        self.others = make_describing_routes(processor)
+        """Those of other APIs."""
         self._make()
 
     def _make(self) -> None:
@@ -70,11 +73,11 @@ class ModelRoutes:
         """The card of a model by any of its names. Raises ApiError."""
         return {**self._cards[self._processor.served_name(name)], "id": name}
 
-    def handler(self, route: ModelRoute) -> Handler:
+    def handler(self, route: DescribingRoute) -> Handler:
         """The handler of another API's route."""
         return partial(self._answer, route)
 
-    async def _answer(self, route: ModelRoute, request: ApiRequest) -> None:
+    async def _answer(self, route: DescribingRoute, request: ApiRequest) -> None:
         body = await request.http.read_json(MAX_BODY) if route.method == "POST" else b""
         self._refresh()
         await request.http.reply_json(route.reply(AskedModels(self._cards, self._card, body)))

@@ -9,7 +9,7 @@ from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.chat.request_schema import ChatCompletionRequest
 from penstock.dialects.ollama.models import untagged
-from penstock.dialects.ollama.reply import OllamaReply, ReplyFields, loaded
+from penstock.dialects.ollama.reply import OllamaFields, OllamaReply, loaded
 from penstock.dialects.ollama.request_schema import (
     UNSUPPORTED,
     UNSUPPORTED_OPTIONS,
@@ -20,7 +20,7 @@ from penstock.dialects.ollama.request_schema import (
     OllamaRequest,
 )
 from penstock.dialects.renamed_fields import renamed
-from penstock.dialects.whole_calls import CallIds
+from penstock.dialects.whole_calls import MissingCallIds
 from penstock.generation.dialect import NO_INFO, Dialect, RequestInfo
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import ASSISTANT, RequestPlan, answer_at_once
@@ -84,8 +84,8 @@ class OllamaDialect(Dialect):
         plan.dialect_fields = self._reply_fields(request)
         return plan
 
-    def _reply_fields(self, request: OllamaRequest) -> ReplyFields:
-        return ReplyFields(request.model or self._processor.model_info.names[0], self.generate)
+    def _reply_fields(self, request: OllamaRequest) -> OllamaFields:
+        return OllamaFields(request.model or self._processor.model_info.names[0], self.generate)
 
     def _fields(self, request: OllamaRequest) -> ChatCompletionRequest:
         """A chat completion without its messages. Raises ApiError."""
@@ -194,7 +194,7 @@ def _format(given: str | dict[str, Any] | None) -> ResponseFormat | None:
 
 def _conversation(given: list[OllamaMessage]) -> list[Message]:
     """Raises ApiError."""
-    ids, messages = CallIds(), list[Message]()
+    ids, messages = MissingCallIds(), list[Message]()
     for number, each in enumerate(given):
         if each.role not in _ROLES:
             field = f"messages[{number}].role"

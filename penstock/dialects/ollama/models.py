@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.dialects.ollama.reply import shown_time
 from penstock.dialects.ollama.request_schema import OllamaShowRequest
-from penstock.generation.dialect import AskedModels, ModelRoute
+from penstock.generation.dialect import AskedModels, DescribingRoute
 from penstock.generation.input_processor import InputProcessor
 from penstock.http.errors import ApiError, encode_json
 
@@ -33,7 +33,7 @@ def untagged(name: str | None, processor: InputProcessor) -> str | None:
     return name
 
 
-class OllamaModels(ModelRoute):
+class OllamaModels(DescribingRoute):
     """The route ``path``."""
 
     def __init__(self, path: str, processor: InputProcessor) -> None:

@@ -23,7 +23,7 @@ _NS = 1_000_000_000
 _MORE = b',"done":false}\n'
 
 
-class ReplyFields(NamedTuple):
+class OllamaFields(NamedTuple):
     """What the reply needs of its request."""
 
     model: str
@@ -51,7 +51,7 @@ class OllamaReply(ReplyFormat):
     stream_kind = LINES
     keep_alive = LINES.filler
 
-    def __init__(self, id: str, fields: ReplyFields) -> None:
+    def __init__(self, id: str, fields: OllamaFields) -> None:
         self.id = id
         self._fields = fields
         self._calls = CallJoiner()
@@ -145,7 +145,7 @@ class OllamaReply(ReplyFormat):
         yield b"," + encode_json(self._ending(reply.usage()))[1:]
 
 
-def loaded(fields: ReplyFields, *, unload: bool) -> bytes:
+def loaded(fields: OllamaFields, *, unload: bool) -> bytes:
     """The reply to a request that asks for nothing but to have the model loaded, or unloaded."""
     ending = {"done": True, "done_reason": "unload" if unload else "load"}
     return fields.start() + encode_json(fields.said("") | ending)[1:]
