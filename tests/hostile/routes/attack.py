@@ -44,16 +44,24 @@ class Reply(NamedTuple):
     @property
     def error(self) -> dict[str, object]:
         """Raises msgspec's errors if it is none in the API's shape."""
-        return msgspec.json.decode(self.body, type=_Error).error
+        error = msgspec.json.decode(self.body, type=_Error).error
+        return {"message": error} if isinstance(error, str) else error
 
     @property
     def anthropic(self) -> bool:
         """Whether an error is in the shape of Anthropic's API."""
         return self.body.startswith(b'{"type":"error"')
 
+    @property
+    def fields(self) -> set[str]:
+        """What an error has besides its message."""
+        if self.body.startswith(b'{"error":"'):  # Ollama's
+            return set()
+        return {"type"} if self.anthropic else {"type", "param", "code"}
+
 
 class _Error(msgspec.Struct):
-    error: dict[str, object]
+    error: dict[str, object] | str
 
 
 class Client:
@@ -73,6 +81,8 @@ class Client:
         closes = reply.will_close
         if (reply.getheader("content-type") or "").startswith("text/event-stream"):
             return _of_stream(data, closes)
+        if reply.getheader("content-type") == "application/x-ndjson":
+            return _of_lines(data, closes)
         return Reply(reply.status, data, closes)
 
     def close(self) -> None:
@@ -121,6 +131,13 @@ def _of_stream(data: bytes, closes: bool) -> Reply:
     return Reply(200 if whole else 0, data, closes)
 
 
+def _of_lines(data: bytes, closes: bool) -> Reply:
+    last = (data.splitlines() or [b""])[-1]
+    if last.startswith(b'{"error"'):
+        return Reply(500, last, closes)
+    return Reply(200 if b'"done":true' in last else 0, data, closes)
+
+
 def fault(reply: Reply, fields: frozenset[str]) -> str | None:
     """What is wrong with a reply to a case with these fields; None: nothing."""
     if 200 <= reply.status < 300:
@@ -132,8 +149,7 @@ def fault(reply: Reply, fields: frozenset[str]) -> str | None:
     except msgspec.MsgspecError:
         return f"status {reply.status} without an error in the API's shape: {reply.body[:300]!r}"
     message = error.get("message")
-    needed = {"type"} if reply.anthropic else {"type", "param", "code"}
-    if not isinstance(message, str) or not message or not needed <= error.keys():
+    if not isinstance(message, str) or not message or not reply.fields <= error.keys():
         return f"an error without its fields: {reply.body[:300]!r}"
     if error.get("code") in DEAD:
         return f"an engine is lost: {reply.body[:300]!r}"
