@@ -47,7 +47,7 @@ MAX_FUNCTION_LINES = 60
 LONG_FUNCTIONS = {
     "penstock.api.process._build": 97,
     "penstock.engine.loop.process.__init__": 68,
-    "penstock.engine.synthetic.engine.__init__": 63,
+    "penstock.engine.synthetic.engine.__init__": 61,
     "penstock.engine.torch.cuda.kernels._attend": 108,
     "penstock.engine.torch.cuda.kernels._launch": 74,
     "penstock.engine.torch.engine.__init__": 104,
@@ -62,7 +62,7 @@ COLUMNS = frozenset({"SlotTable", "EndpointColumns", "EngineStats", "HistoryInde
 WIDE_CLASSES = {
     "penstock.api.process._Server": 26,
     "penstock.engine.loop.process.EngineLoop": 24,
-    "penstock.engine.synthetic.engine.SyntheticEngine": 22,
+    "penstock.engine.synthetic.engine.SyntheticEngine": 21,
     "penstock.gateway.relay.attempt.Attempt": 26,
     "penstock.gateway.upstream.http2_connection.Http2UpstreamConnection": 27,
     "penstock.http.request.HttpRequest": 24,

@@ -11,6 +11,7 @@ from penstock.config.kv_events import KVEventsConfig, check_addresses, read_kv_e
 from penstock.config.options.adapters import AdapterOptions
 from penstock.config.options.attach import AttachOptions
 from penstock.config.options.cors import CorsOptions
+from penstock.config.options.effort_map import read_effort_map
 from penstock.config.options.engines import EngineOptions
 from penstock.config.options.hosts import HEAD, HostOptions
 from penstock.config.options.http import HttpOptions
@@ -72,6 +73,7 @@ class ServeConfig(
                 f"{self.max_loras}"
             )
         _check_kv_events(self)
+        read_effort_map(self.reasoning_effort_map)
 
     @property
     def kv_events(self) -> KVEventsConfig:
@@ -81,6 +83,11 @@ class ServeConfig(
             if self.kv_events_config is None
             else read_kv_events_config(self.kv_events_config)
         )
+
+    @property
+    def reasoning_efforts(self) -> dict[str, str | int]:
+        """``--reasoning-effort-map``, read."""
+        return read_effort_map(self.reasoning_effort_map)
 
     @property
     def ranks(self) -> range:

@@ -31,6 +31,7 @@ from penstock.generation.request import validation
 from penstock.generation.request.body_decoder import MAX_COMMAS, BodyDecoder
 from penstock.generation.request.schemas import GenerateRequest, Message, Tool
 from penstock.generation.request.structured_output import parse_constraint
+from penstock.generation.request.thinking_budget import ThinkingPolicy
 from penstock.generation.request.tool_choice import CallSyntax, ToolChoice, message_format
 from penstock.generation.request.unsupported import UnsupportedField, UnsupportedFieldCheck
 from penstock.generation.request.unsupported_content import UnsupportedContent
@@ -64,13 +65,13 @@ class InputProcessor:
         self.has_special_markers = tokenizer.has_special(self.output_format.markers)
         """Whether a marker that parsers search for is a special token, which outputs must then keep."""
         self._token_ids = _token_ids(self.output_format, tokenizer, info)
+        self.thinking = ThinkingPolicy(config, self.output_format, tokenizer)
         tools = self.output_format.tools
         self.call_syntax = None if tools is None else CallSyntax(tools, self._token_ids)
         """How grammars spell the model's calls; None: the format is unknown, or has no grammar."""
         self.json_whitespace = config.json_whitespace
         self._config = config
         self._decoders: list[BodyDecoder[Any]] = []
-        self._names = frozenset(info.names)
         self.aliases = ModelAliases(config.model_alias or ())
         self.adapters = adapters
         self.max_logprobs = validation.logprobs_limit(config.max_logprobs, info.vocab_size)
@@ -146,7 +147,7 @@ class InputProcessor:
                 f"model is missing (--strict-schema). The server has {', '.join(self.model_info.names)}.",
                 param="model",
             )
-        if name is not None and name not in self._names:
+        if name is not None and name not in self.model_info.names:
             self._adapter_of(name)
 
     def served_name(self, name: str) -> str:
@@ -158,13 +159,13 @@ class InputProcessor:
 
     def _adapter_of(self, name: str) -> Adapter | None:
         """The adapter that ``name`` stands for; None: it is the model itself. Raises ApiError."""
-        if name in self._names:
+        if name in self.model_info.names:
             return None
         adapter = self.adapters.get(name)
         if adapter is not None:
             return adapter
         served = self.aliases.model_of(name)
-        if served in self._names:
+        if served in self.model_info.names:
             return None
         adapter = None if served is None else self.adapters.get(served)
         if adapter is None:
@@ -205,10 +206,7 @@ class InputProcessor:
             base=base,
             max_model_len=self.max_total if max_tokens is None else self.model_info.max_model_len,
         )
-        if request.response_format is not None or request.structured_outputs is not None:
-            constraint = parse_constraint(request, self.json_whitespace)
-            if constraint is not None:
-                constrain(plan, constraint)
+        self._limit_output(plan, request)
         plan.stream = bool(request.stream)
         plan.max_tokens = max_tokens
         plan.logprobs = base.logprobs
@@ -238,6 +236,16 @@ class InputProcessor:
                 request, self.model_info.max_model_len, max_tokens, self.max_total
             )
         return plan
+
+    def _limit_output(self, plan: RequestPlan, request: GenerateRequest) -> None:
+        """Set the limit of reasoning, and the constraint."""
+        if request.thinking_token_budget is not None:
+            thinking = self.thinking.limit(request.thinking_token_budget)
+            plan.base = msgspec.structs.replace(plan.base, thinking=thinking)
+        if request.response_format is not None or request.structured_outputs is not None:
+            constraint = parse_constraint(request, self.json_whitespace)
+            if constraint is not None:
+                constrain(plan, constraint)
 
     def _set_reply(self, plan: RequestPlan, request: GenerateRequest) -> None:
         """Set what is sent and when. ``plan.stream`` must be set."""
@@ -299,6 +307,9 @@ class InputProcessor:
         if continued is not None:
             text, thought = message_text(continued), reasoning_of(continued) or ""
             prompt = self.output_format.before_continued(prompt, text, thought)
+        if plan.base.thinking is not None:
+            thinking = self.thinking.after(plan.base.thinking, prompt, calls=choice.may_call)
+            plan.base = msgspec.structs.replace(plan.base, thinking=thinking)
         self.constrain_after_reasoning(plan, choice, prompt)
         plan.format = message_format(
             choice,

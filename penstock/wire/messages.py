@@ -114,6 +114,29 @@ class InvalidSubmit(WireError):
         self.streams = streams
 
 
+TokenSequence: TypeAlias = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=32)]
+"""A mark of reasoning."""
+
+
+class ThinkingLimit(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How many tokens of reasoning a stream may have, and the marks around reasoning. Streams of one request
+    share the object."""
+
+    budget: Count
+    """Tokens between a start and an end, of all reasoning of the output together. Those that follow an open
+    start in the prompt count, too."""
+    starts: Annotated[tuple[TokenSequence, ...], Meta(min_length=1, max_length=8)]
+    """What opens reasoning."""
+    ends: Annotated[tuple[TokenSequence, ...], Meta(min_length=1, max_length=16)]
+    """What ends it."""
+    forced: TokenSequence
+    """What follows when the budget is used up."""
+    again: TokenSequence
+    """The same, where the output has reopened reasoning after that."""
+    opened: bool | None = None
+    """Whether the output begins in reasoning; None: if the prompt has a start after its last end."""
+
+
 class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """How one stream is sampled and when it ends. The API server validates the values; the bounds here are
     those of what an engine can hold.
@@ -152,6 +175,8 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     number."""
     routed_experts: bool = False
     """Whether RoutedExperts comes with the stream's end."""
+    thinking: ThinkingLimit | None = None
+    """None: reasoning is not limited."""
 
 
 # -- API server → engine

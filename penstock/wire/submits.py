@@ -79,6 +79,9 @@ def shared_size(submit: Submit) -> int:
         size += TOKEN_SIZE * len(sampling.allowed_token_ids)
     if sampling.logprob_token_ids:
         size += TOKEN_SIZE * len(sampling.logprob_token_ids)
+    if (thinking := sampling.thinking) is not None:
+        marks = (*thinking.starts, *thinking.ends, thinking.forced, thinking.again)
+        size += TOKEN_SIZE * sum(map(len, marks))
     if sampling.bad_words:
         size += TOKEN_SIZE * sum(map(len, sampling.bad_words))
     for text in (sampling.grammar, submit.cache_salt, submit.kv_transfer_params):

@@ -41,7 +41,6 @@ NOT_SERVED: dict[str, Any] = {
     "routed_experts_prompt_start": 1,
     "spaces_between_special_tokens": False,
     "suffix": "x",
-    "thinking_token_budget": 5,
     "use_beam_search": True,
     "vllm_xargs": {"a": 1},
     "watermarking": True,

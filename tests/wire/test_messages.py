@@ -35,6 +35,7 @@ from penstock.wire.messages import (
     StreamFailed,
     Submit,
     SubmitChoice,
+    ThinkingLimit,
     Welcome,
     WireError,
     decode_from_engine,
@@ -66,14 +67,15 @@ EVERYTHING = SamplingParams(
     seeded=True,
     logprob_token_ids=(6, 4),
     routed_experts=True,
+    thinking=ThinkingLimit(9, ((1,), (2, 3)), ((4,),), (4, 5), (6,), True),
 )
 GREEDY_HEX = (
-    "dc00151007cb3ff0000000000000cb3ff000000000000000cb0000000000000000cb3ff0000000000000"
-    "cb0000000000000000cb000000000000000000c290ffffc0c090c0c290c2"
+    "dc00161007cb3ff0000000000000cb3ff000000000000000cb0000000000000000cb3ff0000000000000"
+    "cb0000000000000000cb000000000000000000c290ffffc0c090c0c290c2c0"
 )
 EVERYTHING_HEX = (
-    "dc001510cf7fffffffffffffffcb3fe0000000000000cb3feccccccccccccd28cb3fa999999999999acb3ff199999999999a"
-    "cb3fd0000000000000cbbfd000000000000002c392030405008107cbbff8000000000000920809929201029103a167c3920604c3"
+    "dc001610cf7fffffffffffffffcb3fe0000000000000cb3feccccccccccccd28cb3fa999999999999acb3ff199999999999a"
+    "cb3fd0000000000000cbbfd000000000000002c392030405008107cbbff8000000000000920809929201029103a167c3920604c396099291019202039191049204059106c3"
 )
 
 FROM_SERVER: list[tuple[FromServer, str]] = [

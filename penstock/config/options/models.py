@@ -177,6 +177,16 @@ class ModelOptions:
             metavar="FORMAT",
         ),
     ] = "auto"
+    reasoning_effort_map: Annotated[
+        str | None,
+        option(
+            "JSON object: what a request's reasoning effort stands for. A text takes its place in the chat "
+            "template, for templates that do not know it; a number is the budget of reasoning, in tokens, "
+            'of requests without one. Example: \'{"minimal": "low", "low": 1024, "medium": 8192}\'.',
+            "Model",
+            metavar="JSON",
+        ),
+    ] = None
     generation_config: Annotated[
         Literal["auto", "none"],
         option(

@@ -191,6 +191,5 @@ LATER: dict[str, tuple[str, Advice | None]] = {
     "--monokernel": ("0", None),
     "--sleep-mode-backend": ("1", None),
     "--watchdog-config": ("1", None),
-    "--reasoning-effort-map": ("1", Unsupported("set the values in a copy of the chat template")),
 }
 """Advice on flags of later versions of vLLM; those without advice are the engine's."""

@@ -13,7 +13,6 @@ from penstock.generation.input_processor import InputProcessor, opens_turn
 from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.conversation import message_text
 from penstock.generation.request import validation
-from penstock.generation.request.reasoning_effort import reasoning_variables
 from penstock.generation.request.schemas import Message
 from penstock.generation.request.tool_choice import parse_tool_choice
 from penstock.http.errors import refused
@@ -69,9 +68,7 @@ class ChatCompletions(Dialect):
             continue_final_message=bool(request.continue_final_message),
             tools=choice.tools,
             documents=request.documents,
-            variables=reasoning_variables(
-                request.reasoning_effort, "reasoning_effort", request.chat_template_kwargs
-            ),
+            variables=self._template_variables(request),
         )
         plan = processor.plan(request, info.request_id, [text], max_tokens=max_tokens, logprobs=logprobs)
         plan.dialect_fields = request.service_tier
@@ -97,6 +94,15 @@ class ChatCompletions(Dialect):
         id = f"chatcmpl-{plan.request_id or request_id}"
         tier = plan.dialect_fields is not None
         return ChatReply(id, plan.model, plan.role, show_tier=tier, strict=self._strict)
+
+    def _template_variables(self, request: ChatCompletionRequest) -> dict[str, Any] | None:
+        """Sets the budget of its effort, if it has none. Raises ApiError."""
+        variables, budget = self._processor.thinking.effort(
+            request.reasoning_effort, "reasoning_effort", request.chat_template_kwargs
+        )
+        if request.thinking_token_budget is None:
+            request.thinking_token_budget = budget
+        return variables
 
     def _logprobs(self, request: ChatCompletionRequest) -> int:
         alternatives = request.top_logprobs or 0

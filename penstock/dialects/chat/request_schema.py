@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.generation.request.reasoning_effort import REASONING_EFFORTS
+from penstock.config.options.effort_map import REASONING_EFFORTS
 from penstock.generation.request.schemas import Function, GenerateRequest, JsonObject, Message, about
 from penstock.generation.request.unsupported import COMMON, MUST_BE_ABSENT, UnsupportedField, absent
 

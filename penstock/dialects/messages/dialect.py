@@ -61,7 +61,7 @@ class Messages(Dialect):
         processor.check_model(request.model)
         conversation = _conversation(processor, request)
         plan = processor.plan(
-            _sampling_fields(request),
+            _sampling_fields(request, conversation.thinking.budget),
             info.request_id,
             [conversation.text],
             max_tokens=request.max_tokens,
@@ -126,7 +126,7 @@ class MessagesTokenCounter(TokenCounter):
         return b'{"input_tokens":%d}' % count
 
 
-def _sampling_fields(request: MessagesRequest) -> GenerateRequest:
+def _sampling_fields(request: MessagesRequest, budget: int | None) -> GenerateRequest:
     validation.stop_strings(request.stop_sequences, "stop_sequences")
     return GenerateRequest(
         model=request.model,
@@ -139,6 +139,7 @@ def _sampling_fields(request: MessagesRequest) -> GenerateRequest:
         seed=request.seed,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        thinking_token_budget=budget,
     )
 
 
@@ -156,7 +157,7 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
         syntax=processor.call_syntax,
     )
     choice = choice._replace(constraint=_named_here(choice.constraint))
-    thinking = parse_thinking(request)
+    thinking = parse_thinking(request, processor.thinking)
     texts = BlockTexts(processor.unsupported_content())
     messages = convert_messages(request, texts)
     continued = messages[-1].role == ASSISTANT and not messages[-1].tool_calls
@@ -168,7 +169,7 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
         variables=thinking.variables,
         stable=True,
     )
-    warnings = [choice.warning, texts.unsupported.warning("messages")]
+    warnings = [choice.warning, thinking.warning, texts.unsupported.warning("messages")]
     warning = "; ".join(filter(None, warnings)) or None
     return _Conversation(text, choice, one_call, thinking, warning, messages[-1] if continued else None)
 

@@ -119,7 +119,8 @@ class MessagesToolChoice(msgspec.Struct, kw_only=True):
 class ThinkingConfig(msgspec.Struct, kw_only=True):
     type: Annotated[str, about("enabled, adaptive, between_tools or disabled.")]
     budget_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None, about("Not enforced: max_tokens bounds all output.")
+        Annotated[int, Meta(ge=0)] | None,
+        about("Maximum tokens of thinking, after which it is ended; with the type enabled."),
     ] = None
     display: Annotated[str | None, about("omitted: thinking is empty, and its text is in the signature.")] = (
         None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.dialects.messages.request_schema import CountTokensRequest
 from penstock.generation.request.reasoning_effort import reasoning_variables
 from penstock.http.errors import refused
+
+if TYPE_CHECKING:
+    from penstock.generation.request.thinking_budget import ThinkingPolicy
 
 _ON = ("enabled", "adaptive", "between_tools")
 _DIGEST, _TEXT = "penstock-d.", "penstock-t."
@@ -24,19 +27,35 @@ class Thinking(NamedTuple):
     """Whether their text is empty."""
     variables: dict[str, Any]
     """For the chat template."""
+    budget: int | None = None
+    """Most tokens of thinking; None: no limit of its own."""
+    warning: str | None = None
+    """Why a budget is not applied."""
 
 
-def parse_thinking(request: CountTokensRequest) -> Thinking:
-    """Without the field there is no thinking, as in Anthropic's API. Raises ApiError."""
+def parse_thinking(request: CountTokensRequest, budgets: ThinkingPolicy | None = None) -> Thinking:
+    """Without the field there is no thinking, as in Anthropic's API. ``budgets``: None if another server
+    replies. Raises ApiError."""
     given, config = request.thinking, request.output_config
     if given is not None and given.type not in (*_ON, "disabled"):
         raise refused(f"thinking.type must be {', '.join(_ON)} or disabled.", "thinking.type", given.type)
     shown = given is not None and given.type != "disabled"
     # Templates differ in the name of the switch.
     variables = {"enable_thinking": shown, "thinking": shown, **(request.chat_template_kwargs or {})}
+    budget = warning = None
     if shown and config is not None:
-        variables = reasoning_variables(config.effort, "output_config.effort", variables) or {}
-    return Thinking(shown, shown and given is not None and given.display == "omitted", variables)
+        field, mapped = "output_config.effort", None
+        if budgets is None:
+            mapped = reasoning_variables(config.effort, field, variables)
+        else:
+            mapped, budget = budgets.effort(config.effort, field, variables)
+        variables = mapped or {}
+    if given is not None and given.type == "enabled" and given.budget_tokens is not None:
+        budget = given.budget_tokens
+        if budgets is not None and budgets.unavailable:  # clients send it to any model
+            budget, warning = None, "thinking.budget_tokens is not applied"
+    omitted = shown and given is not None and given.display == "omitted"
+    return Thinking(shown, omitted, variables, budget, warning)
 
 
 def signature_of(message_id: str, index: int) -> str:

@@ -15,8 +15,8 @@ from penstock.dialects.responses.truncation import truncated
 from penstock.generation.dialect import RequestInfo
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.request.body_decoder import check_parts
-from penstock.generation.request.reasoning_effort import reasoning_variables
 from penstock.generation.request.schemas import Message
+from penstock.generation.request.thinking_budget import ThinkingPolicy
 from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
 from penstock.http.errors import ApiError, refused, shown
 from penstock.store.response_store import ResponseStore, missing_previous
@@ -143,7 +143,7 @@ class ResponsePrompts:
 
     def _rendered(self, request: ResponseRequest, messages: list[Message], choice: ToolChoice) -> str:
         processor = self._processor
-        variables = _template_variables(request)
+        variables = _template_variables(request, processor.thinking)
 
         def render(messages: list[Message]) -> str:
             try:
@@ -201,7 +201,8 @@ def _conversation(
     return conversation
 
 
-def _template_variables(request: ResponseRequest) -> dict[str, Any] | None:
+def _template_variables(request: ResponseRequest, budgets: ThinkingPolicy) -> dict[str, Any] | None:
+    """Sets the budget of its effort, if it has none. Raises ApiError."""
     reasoning = request.reasoning
     effort = None if reasoning is None else reasoning.effort
     if reasoning is not None:
@@ -210,7 +211,10 @@ def _template_variables(request: ResponseRequest) -> dict[str, Any] | None:
             raise refused(
                 "reasoning.summary must be one of auto, concise, detailed.", "reasoning.summary", summary
             )
-    return reasoning_variables(effort, "reasoning.effort", request.chat_template_kwargs)
+    variables, budget = budgets.effort(effort, "reasoning.effort", request.chat_template_kwargs)
+    if request.thinking_token_budget is None:
+        request.thinking_token_budget = budget
+    return variables
 
 
 def _warning(choice: ToolChoice, tools: Tools, conversation: Conversation) -> str | None:

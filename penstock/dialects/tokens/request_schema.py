@@ -127,7 +127,6 @@ UNSUPPORTED_SAMPLING = (
     UnsupportedField("routed_experts_prompt_start", absent, "it must be 0 or absent"),
     UnsupportedField("skip_reading_prefix_cache", absent, "it must be false or absent"),
     UnsupportedField("spaces_between_special_tokens", bool, "it must be true or absent"),
-    UnsupportedField("thinking_token_budget", lambda value: value == -1, "it must be -1 or absent"),
     UnsupportedField("trace_decode_token_ids", absent, MUST_BE_ABSENT),
     UnsupportedField("watermarking", absent, "it must be false or absent"),
     *other_names("max_tokens", "max_new_tokens", "max_completion_tokens"),

@@ -96,6 +96,8 @@ def sampling_params(request: Submit, eos: Sequence[int], vocab_size: int) -> dic
     if sampling.bad_words:
         _check_ids("bad_words", [token for word in sampling.bad_words for token in word], vocab_size)
         params["_bad_words_token_ids"] = sampling.bad_words
+    if sampling.thinking is not None:
+        params["thinking_token_budget"] = sampling.thinking.budget
     if sampling.grammar is not None:
         if resumed:
             raise RequestRejected(RESUMED_GRAMMAR, "engine_error")

@@ -18,6 +18,7 @@ from penstock.engine.sampling.bad_words import BadWords
 from penstock.engine.sampling.grammar_compiler import Compilation, GrammarCompiler
 from penstock.engine.sampling.rng import uniform
 from penstock.engine.sampling.structured_output import GrammarMatchers
+from penstock.engine.sampling.thinking_budget import ThinkingBudgets, all_marks
 from penstock.wire.arrays import I8, I32
 from penstock.wire.messages import SamplingParams
 
@@ -49,6 +50,8 @@ class SamplingFeature:
     """Logprobs of tokens that the request lists, in place of the likeliest."""
     ROUTED_EXPERTS = 8192
     """The experts of the tokens that are computed; sampling has nothing to do with it."""
+    THINKING = 16384
+    """Reasoning is limited: at times a token is forced, whatever the logits are."""
 
 
 PENALTIES = SamplingFeature.REPETITION | SamplingFeature.OCCURRENCE
@@ -128,6 +131,7 @@ class SamplingMetadata:
         """Lists that were checked last, by field: the choices of a request share theirs."""
         self.prompt_logprobs = PromptLogprobsState(table)
         self.grammars = GrammarMatchers(table, vocab_size, compiler)
+        self.thinking = ThinkingBudgets(table)
 
     def check_sampling(self, sampling: SamplingParams) -> None:
         """Raises RequestRejected for token ids outside the vocabulary, empty lists, and a bias that is
@@ -138,6 +142,8 @@ class SamplingMetadata:
             if not sampling.allowed_token_ids:
                 raise RequestRejected("allowed_token_ids: must name at least one token")
             self._check_ids("allowed_token_ids", sampling.allowed_token_ids)
+        if self._is_unchecked("thinking_token_budget", sampling.thinking) and sampling.thinking:
+            self._check_ids("thinking_token_budget", all_marks(sampling.thinking))
         if self._is_unchecked("bad_words", sampling.bad_words):
             for word in sampling.bad_words:
                 if not word:
@@ -147,6 +153,7 @@ class SamplingMetadata:
             ("logit_bias", sampling.logit_bias),
             ("allowed_token_ids", sampling.allowed_token_ids),
             ("bad_words", sampling.bad_words),
+            ("thinking_token_budget", sampling.thinking),
         ):
             if given:
                 self._checked[field] = given
@@ -190,6 +197,9 @@ class SamplingMetadata:
             needs |= SamplingFeature.LOGPROBS
         if sampling.routed_experts:
             needs |= SamplingFeature.ROUTED_EXPERTS
+        if sampling.thinking is not None:
+            self.thinking.set(slot, sampling.thinking)
+            needs |= SamplingFeature.THINKING
         if compilation is not None:
             self.grammars.set(slot, compilation)
             needs |= SamplingFeature.GRAMMAR
@@ -230,6 +240,8 @@ class SamplingMetadata:
                 lists.clear(slot)
             self._bad_words.clear(slot)
             self._allowed.clear(slot)
+        if self.needs[slot] & SamplingFeature.THINKING:
+            self.thinking.clear(slot)
         self.grammars.clear(slot)
         self.prompt_logprobs.clear(slot)
         self.needs[slot] = SamplingFeature.NONE
@@ -267,6 +279,27 @@ class SamplingMetadata:
     def listed_logprobs(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
         """int64[n, W]: the tokens whose logprobs each of ``slots`` lists, in their order, then zeros."""
         return self._lists[SamplingFeature.LISTED_LOGPROBS].grid(slots)
+
+    def reads_history(self, slots: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """bool[n]: slots whose next token cannot be sampled before the host has read the last one."""
+        needs = self.needs[slots]
+        reads: NDArray[np.bool_] = needs & READS_LAST_TOKEN != 0
+        rows = np.flatnonzero(needs & SamplingFeature.THINKING)
+        if len(rows):
+            reads[rows] |= self.thinking.may_force(slots[rows])
+        return reads
+
+    def forced_tokens(self, slots: NDArray[np.intp], length: I32) -> NDArray[np.int64]:
+        """int64[n]: the token that ends the reasoning of each of some slots that limit it, where one is due
+        and the slot's grammar admits it; otherwise NO_TOKEN."""
+        forced = self.thinking.next_tokens(slots, length)
+        rows = np.flatnonzero((forced != NO_TOKEN) & (self.needs[slots] & SamplingFeature.GRAMMAR != 0))
+        if len(rows):
+            tokens = forced[rows]
+            masks = self.grammars.masks(slots[rows], length[rows])
+            admitted = masks[np.arange(len(rows)), tokens >> 3] >> (tokens & 7).astype(np.uint8) & 1
+            forced[rows[admitted == 0]] = NO_TOKEN
+        return forced
 
     # -- grammars
 

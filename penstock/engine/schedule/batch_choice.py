@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.engine.sampling.metadata import NOT_COUNTED, READS_LAST_TOKEN
+from penstock.engine.sampling.metadata import NOT_COUNTED
 from penstock.engine.schedule.admission import SlotAdmission
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.running_streams import RunningStreams, Slots
@@ -118,7 +118,7 @@ class BatchChoice:
     def _reads_history(self, slots: Slots) -> NDArray[np.bool_]:
         """bool[n]: slots whose next step needs all their tokens on the host. They skip a step that is
         scheduled before the last one is read; the others do not wait for them."""
-        reads: NDArray[np.bool_] = self._sampling.needs[slots] & READS_LAST_TOKEN != 0
+        reads = self._sampling.reads_history(slots)
         if self._streams.speculation is not None:
             reads |= self._streams.speculation.limit[slots] > 0
         return reads

@@ -5,14 +5,13 @@ With a script (:mod:`penstock.engine.synthetic.script`) it answers prompts by ru
 The token at position p of a stream is a function of (seed, p) alone (:mod:`penstock.engine.sampling.rng`), at
 temperature 0 of the prompt and p: the same request then gets the same text, on every engine and at any time.
 Other sampling parameters that shape a model's distribution (top-p, penalties and so on) are ignored. An
-adapter's tokens are others than the model's.
+adapter's tokens are others than the model's. Reasoning ends where its budget does (:mod:`.draws`).
 """
 
 from __future__ import annotations
 
 import cProfile
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,10 +25,10 @@ from penstock.engine.base import Hold, Load, RequestRejected, StepRows, StreamFa
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.lora.adapter_table import AdapterTable, adapter_of
-from penstock.engine.sampling.rng import stream_state, token_indexes
 from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue
-from penstock.engine.synthetic.adapters import SyntheticAdapterLoader, lora_info, seed_of
+from penstock.engine.synthetic.adapters import SyntheticAdapterLoader, lora_info
+from penstock.engine.synthetic.draws import TokenDraws
 from penstock.engine.synthetic.made_up_logprobs import MadeUpLogprobs
 from penstock.engine.synthetic.prefill_credit import PrefillCredit
 from penstock.engine.synthetic.script import CompiledScript
@@ -37,13 +36,12 @@ from penstock.engine.synthetic.script_player import ScriptPlayer, break_engine
 from penstock.engine.synthetic.speculation import SyntheticSpeculation
 from penstock.engine.synthetic.weights import SyntheticWeights
 from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
-from penstock.wire.arrays import I8, I32
+from penstock.wire.arrays import I8
 from penstock.wire.frames import FinishReason
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.messages import EngineInfo, Submit, WireError
 from penstock.wire.scripted import ScriptedRule
 from penstock.wire.sockets import Wakeup
-from penstock.wire.submits import prompt_without_output
 
 MAX_PREFILL_STEP_S = 0.01
 """Maximum duration of a step that only prefills, so that requests and commands are handled in between."""
@@ -105,7 +103,6 @@ class SyntheticEngine:
         self.adapters: AdapterTable | None = None
         if self.info.lora is not None:
             self.adapters = AdapterTable(SyntheticAdapterLoader(self.info.lora), config.max_cpu_loras)
-        self._ordinary = vocabulary.ordinary
         self.weights = SyntheticWeights()
         self._step_s = config.synthetic_step_ms / 1000
         self._credit = PrefillCredit(config.synthetic_prefill_tokens_per_s, config.max_num_batched_tokens)
@@ -122,18 +119,17 @@ class SyntheticEngine:
             rules = CompiledScript(script, tokenizer, vocabulary.size, self.info.eos_token_ids)
             self._player = ScriptPlayer(rules, self._table, clock, sleep)
         self._idle_s = 0.0 if self._player is None else IDLE_STEP_S
-        self._state = np.zeros(config.max_num_seqs, np.uint64)
-        """Random state of each slot's stream."""
+        self._draws = TokenDraws(self._table, vocabulary.ordinary, self.weights)
         self._speculation: SyntheticSpeculation | None = None
         if config.synthetic_tokens_per_step > 1:
             self._speculation = SyntheticSpeculation(
                 self._table,
-                self._state,
-                self._draw,
+                self._draws.state,
+                self._draws.draw,
                 tokens_per_step=config.synthetic_tokens_per_step,
                 acceptance_rate=config.synthetic_acceptance_rate,
             )
-        self._logprobs = MadeUpLogprobs(config.max_num_seqs, self._ordinary)
+        self._logprobs = MadeUpLogprobs(config.max_num_seqs, vocabulary.ordinary)
         self._prefilling: deque[int] = deque()
         self._decoding: NDArray[np.intp] = np.zeros(0, np.intp)
         """Slots in order of their first token."""
@@ -218,6 +214,7 @@ class SyntheticEngine:
         self._decoding = self._decoding[~np.isin(self._decoding, gone)]
 
     def _release(self, slot: int) -> None:
+        self._draws.clear(slot)
         self._table.release(slot)
         self._logprobs.clear(slot)
 
@@ -266,7 +263,7 @@ class SyntheticEngine:
         elif self._speculation is not None:
             finish = self._speculation.append(slots)
         else:
-            finish = self._table.append_and_check_stop(slots, self._draw(slots))
+            finish = self._table.append_and_check_stop(slots, self._draws.draw(slots))
         rows = self._rows(slots, finish, resting, failing)
         self._sleep_until(began + self._duration())
         return rows
@@ -283,7 +280,8 @@ class SyntheticEngine:
             slot = self._table.allocate(first.server, request, first.adapter)
             if self._player is not None:
                 self._player.begin(slot, request)
-            self._state[slot] = stream_state(_seed(request) ^ seed_of(first.adapter))
+            else:
+                self._draws.begin(slot, request, first.adapter)
             self._logprobs.set(slot, request.sampling)
             self._prefilling.append(slot)
 
@@ -297,16 +295,6 @@ class SyntheticEngine:
             self._decoding = np.concatenate([self._decoding, np.array(prefilled, np.intp)])
         if not self._prefilling:
             self._credit.clear()
-
-    def _draw(self, slots: NDArray[np.intp]) -> I32:
-        """The next token of each slot."""
-        position = self._table.length[slots]
-        position -= self._table.base[slots]
-        size = len(self._ordinary)
-        tokens: I32 = self._ordinary[
-            self.weights.mark(token_indexes(self._state[slots], position, size), size)
-        ]
-        return tokens
 
     def _rows(
         self,
@@ -398,13 +386,6 @@ class SyntheticEngine:
                 self._profile = None
                 return path
         raise ValueError(f"the synthetic engine has no operation {method!r}")
-
-
-def _seed(request: Submit) -> int:
-    """The seed of a stream's tokens; at temperature 0 the prompt, without resumed output, stands for it."""
-    if request.sampling.temperature:
-        return request.sampling.seed
-    return zlib.crc32(prompt_without_output(request))
 
 
 def _parse_fault(fault: str | None) -> tuple[str, int] | None:

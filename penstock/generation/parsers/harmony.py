@@ -19,7 +19,9 @@ CHANNEL = "<|channel|>"
 MESSAGE = "<|message|>"
 END = "<|end|>"
 CONSTRAIN = "<|constrain|>"
-_ENDS = (END, "<|call|>", "<|return|>", START, CHANNEL)
+MESSAGE_ENDS = (END, "<|call|>", "<|return|>", START)
+"""What ends a message, also of reasoning; a channel's name behind CHANNEL does, too."""
+_ENDS = (*MESSAGE_ENDS, CHANNEL)
 FINAL, COMMENTARY = "final", "commentary"
 """Channels of answers and of calls."""
 _CHANNELS = ("analysis", COMMENTARY, FINAL)
@@ -39,6 +41,11 @@ def in_channel(channel: str, text: str, reasoning: str = "") -> str:
     return f"{thought}{header}{text}"
 
 
+def header_of(prompt: str) -> str:
+    """The header of the message that begins at the end of ``prompt``; empty: none does."""
+    return prompt.rpartition(START)[2] if prompt.endswith(MESSAGE) else ""
+
+
 class HarmonyParser(ReadingParser):
     """Analysis is reasoning; commentary to a function is a call; other commentary and the final message are
     content. An output without channels is all content."""
@@ -48,7 +55,7 @@ class HarmonyParser(ReadingParser):
     def __init__(self, prompt: str, parameters: Parameters | None = NO_PARAMETERS) -> None:
         """``prompt``: the text before the output; it may hold a message's beginning. ``parameters``: of the
         functions that may be called; None: calls are not parsed but content."""
-        header = prompt.rpartition(START)[2] if prompt.endswith(MESSAGE) else ""
+        header = header_of(prompt)
         super().__init__(lambda reader: _read(reader, header, parameters))
 
 

@@ -28,6 +28,11 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
         tags = [tag for pair in self.tags for tag in pair if tag]
         return (*self.opens, *self.closes, *self.ends, *tags)
 
+    def is_open(self, prompt: str) -> bool:
+        """Whether a text ends with what opens reasoning."""
+        openings = [f"{each}{label}".rstrip() for each in self.opens for label in ("", self.label)]
+        return prompt[-64:].rstrip().endswith(tuple(openings))
+
     def guard(self) -> str:
         """The characters with which what ends it, or a tag, begins."""
         return "".join(sorted({mark[0] for mark in self.markers()}))
@@ -43,8 +48,7 @@ class ReasoningParser(ReadingParser):
     def __init__(self, prompt: str, format: Reasoning = THINK, call: CallStart | None = None) -> None:
         """``prompt``: the text before the output. ``call``: how calls start; None: there are none."""
         self.guard = format.guard() + ("" if call is None else call.section.guard())
-        openings = [f"{each}{label}".rstrip() for each in format.opens for label in ("", format.label)]
-        inside = prompt[-64:].rstrip().endswith(tuple(openings))
+        inside = format.is_open(prompt)
         super().__init__(lambda reader: _read(reader, format, call, inside=inside))
 
 

@@ -63,6 +63,12 @@ class OutputFormat(msgspec.Struct, frozen=True):
         closed = max(text.rfind(mark) for mark in self.reasoning.closes)
         return self.reasoning.opens[0] if not text or opened > closed else self.reasoning.closes[0]
 
+    def reasons_after(self, prompt: str) -> bool:
+        """Whether the text before an output ends within reasoning."""
+        if self.harmony:
+            return "analysis" in harmony.header_of(prompt)
+        return self.reasoning is not None and self.reasoning.is_open(prompt)
+
     def reasoning_parser(
         self, prompt: str, *, calls: bool, parameters: Parameters = NO_PARAMETERS
     ) -> Callable[[], TurnParser] | None:

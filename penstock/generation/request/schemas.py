@@ -218,7 +218,10 @@ class VllmSampling(Sampling, kw_only=True):
     ] = None
     spaces_between_special_tokens: bool | None = None
     routed_experts_prompt_start: int | None = None
-    thinking_token_budget: int | None = None
+    thinking_token_budget: Annotated[
+        int | None,
+        about("Maximum tokens of reasoning, after which it is ended; -1 or absent: no limit of its own."),
+    ] = None
     repetition_detection: JsonObject | None = None
     watermarking: bool | None = None
 

@@ -56,7 +56,6 @@ COMMON = (
     UnsupportedField("repetition_detection", absent, MUST_BE_ABSENT),
     UnsupportedField("routed_experts_prompt_start", absent, "it must be 0 or absent"),
     UnsupportedField("spaces_between_special_tokens", bool, "it must be true or absent"),
-    UnsupportedField("thinking_token_budget", lambda value: value == -1, "it must be -1 or absent"),
     UnsupportedField("use_beam_search", absent, "it must be false or absent"),
     UnsupportedField("vllm_xargs", absent, MUST_BE_ABSENT),
     UnsupportedField("watermarking", absent, "it must be false or absent"),

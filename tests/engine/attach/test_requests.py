@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engine.attach.requests import encode_add, sampling_params
 from penstock.engine.base import RequestRejected
-from penstock.wire.messages import SamplingParams, Submit
+from penstock.wire.messages import SamplingParams, Submit, ThinkingLimit
 
 VOCAB = 320
 EOS = (1, 7)
@@ -131,3 +131,8 @@ def test_numbers_beyond_the_wire() -> None:
     request = submit(kv_transfer_params=b'{"n": 99999999999999999999999}')
     with pytest.raises(RequestRejected, match="kv_transfer_params"):
         encode_add("id", request, EOS, VOCAB)
+
+
+def test_vllm_gets_the_budget_of_reasoning() -> None:
+    assert "thinking_token_budget" not in params()
+    assert params(thinking=ThinkingLimit(0, ((4,),), ((5,),), (5,), (5,)))["thinking_token_budget"] == 0

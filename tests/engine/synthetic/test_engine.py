@@ -391,7 +391,7 @@ def test_logprobs(model_dir: Path) -> None:
     bench.engine.submit(0, submit(1, 4, logprobs=2, interval=3))
     bench.engine.submit(0, submit(2, 4))
     bench.engine.submit(0, submit(3, 4, logprobs=0))
-    ordinary = bench.engine._ordinary.tolist()
+    ordinary = bench.engine._draws._ordinary.tolist()
     given: dict[int, list[list[int]]] = {1: [], 2: [], 3: []}
     while bench.engine.has_work():
         rows = bench.step()
@@ -420,7 +420,7 @@ def test_logprobs(model_dir: Path) -> None:
 
 def test_listed_tokens_have_the_logprobs_that_they_have_among_all(model_dir: Path) -> None:
     bench = Bench(model_dir)
-    ordinary = bench.engine._ordinary.tolist()
+    ordinary = bench.engine._draws._ordinary.tolist()
     common: dict[str, Any] = {"seed": 5, "temperature": 1.0}
     bench.engine.submit(0, submit(1, 4, logprobs=3, **common))
     bench.engine.submit(

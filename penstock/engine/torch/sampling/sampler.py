@@ -82,6 +82,8 @@ class Sampler:
         self._penalize(logits, slots, length, needs)
         stuck = self._without_tokens(logits, needs, every)
         tokens = self._choose(logits, slots, length, needs)
+        if every & SamplingFeature.THINKING:
+            self._end_thinking(tokens, stuck, slots, length, needs)
         candidates = None if raw is None else self._candidates(raw, slots, needs, tokens)
         if stuck is not None:
             tokens.masked_fill_(stuck, NO_TOKEN)
@@ -180,6 +182,21 @@ class Sampler:
         top_p = np.where(needs & SamplingFeature.TOP_P, metadata.top_p[slots], 2.0)
         search = search_step_by_step if weights.device.type == "cpu" else search_at_once
         return weights.masked_fill_(weights < search(weights, top_k, top_p), 0)
+
+    def _end_thinking(
+        self, tokens: Tensor, stuck: Tensor | None, slots: Slots, length: I32, needs: Needs
+    ) -> None:
+        """Put the tokens that end reasoning in place of ``tokens`` where they are due, also in rows that are
+        ``stuck``."""
+        rows = np.flatnonzero(needs & SamplingFeature.THINKING)
+        forced = self._metadata.forced_tokens(slots[rows], length[rows])
+        due = forced != NO_TOKEN
+        if not np.count_nonzero(due):
+            return
+        at, ends = to_device_together((rows[due], forced[due]), tokens.device)
+        tokens[at] = ends
+        if stuck is not None:
+            stuck[at] = False
 
     # -- logprobs
 
