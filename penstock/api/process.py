@@ -321,8 +321,8 @@ class _Server:
         return App(
             config=self._config,
             models=ModelRoutes(input_processor, launch.model_dir),
-            dialects=make_dialects(self._config, input_processor, store),
-            token_counters=make_token_counters(input_processor, store),
+            dialects=make_dialects(self._config, input_processor, store, launch.seal_key),
+            token_counters=make_token_counters(self._config, input_processor, store, launch.seal_key),
             count_tokens=CountTokensRoutes(self._config, encoder, info.max_model_len, large),
             tokenize=TokenizeRoutes(input_processor, encoder, self._config, large),
             tokenizer_info=shown,

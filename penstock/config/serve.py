@@ -10,6 +10,7 @@ from penstock.config.describe import option_group
 from penstock.config.kv_events import KVEventsConfig, check_addresses, read_kv_events_config
 from penstock.config.options.adapters import AdapterOptions
 from penstock.config.options.attach import AttachOptions
+from penstock.config.options.compaction import CompactionOptions
 from penstock.config.options.cors import CorsOptions
 from penstock.config.options.effort_map import read_effort_map
 from penstock.config.options.engines import EngineOptions
@@ -42,6 +43,7 @@ class ServeConfig(
     TlsOptions,
     StreamedReplyOptions,
     ResponseStoreOptions,
+    CompactionOptions,
     EngineOptions,
     AdapterOptions,
     SpeculationOptions,

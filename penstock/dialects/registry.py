@@ -19,30 +19,37 @@ from penstock.dialects.ollama.dialect import OllamaChat, OllamaGenerate
 from penstock.dialects.ollama.models import OLLAMA_ROUTES, OllamaModels
 from penstock.dialects.openapi_schema import check_names
 from penstock.dialects.responses import openapi as responses
-from penstock.dialects.responses.dialect import Responses, ResponsesTokenCounter
+from penstock.dialects.responses.dialect import Compact, Responses, ResponsesTokenCounter
 from penstock.dialects.sglang import openapi as sglang
 from penstock.dialects.sglang.dialect import SglangGenerate
 from penstock.dialects.tokens import openapi as tokens
 from penstock.dialects.tokens.derender import DerenderChat, DerenderCompletions
 from penstock.dialects.tokens.dialect import TokensInOut
 from penstock.dialects.tokens.render import Render
+from penstock.generation.compaction.compaction import Compaction
 from penstock.generation.dialect import DescribingRoute, Dialect, TokenCounter
 from penstock.generation.input_processor import InputProcessor
 from penstock.store.response_store import ResponseStore
 
 
 def make_dialects(
-    config: ServeConfig, processor: InputProcessor, store: ResponseStore | None = None
+    config: ServeConfig,
+    processor: InputProcessor,
+    store: ResponseStore | None = None,
+    seal_key: bytes = b"",
 ) -> list[Dialect]:
-    """One dialect per API. ``store``: for APIs that keep replies; None: they keep none."""
+    """One dialect per API. ``store``: for APIs that keep replies; None: they keep none. ``seal_key``: for
+    what other processes open as well; empty: they do not. Raises ConfigError."""
+    compaction = Compaction.of_server(config, seal_key)
     completions, chat = Completions(config, processor), ChatCompletions(config, processor)
-    responses = Responses(config, processor, store)
+    responses = Responses(config, processor, store, compaction)
     invocations = Invocations({"messages": chat, "prompt": completions, "input": responses})
     return [
         completions,
         chat,
         Messages(config, processor),
         responses,
+        Compact(config, processor, store, compaction),
         invocations,
         TokensInOut(config, processor),
         Render(chat),
@@ -55,9 +62,15 @@ def make_dialects(
     ]
 
 
-def make_token_counters(processor: InputProcessor, store: ResponseStore | None = None) -> list[TokenCounter]:
-    """One per API that counts tokens."""
-    return [MessagesTokenCounter(processor), ResponsesTokenCounter(processor, store)]
+def make_token_counters(
+    config: ServeConfig,
+    processor: InputProcessor,
+    store: ResponseStore | None = None,
+    seal_key: bytes = b"",
+) -> list[TokenCounter]:
+    """One per API that counts tokens. The arguments: as for :func:`make_dialects`."""
+    compaction = Compaction.of_server(config, seal_key)
+    return [MessagesTokenCounter(processor), ResponsesTokenCounter(processor, store, compaction)]
 
 
 def make_describing_routes(processor: InputProcessor) -> list[DescribingRoute]:

@@ -124,6 +124,7 @@ class ProcessActor:
             traits=traits_of(launch.config, model) if engine else {BUILD: build_id()},
             response_store_dir=directories.responses,
             weights_dir=directories.weights,
+            seal_key=launch.seal_key or directories.seal_key,
         )
 
     def _start(

@@ -50,8 +50,8 @@ from penstock.supervisor.startup.cluster_key import read_cluster_key
 from penstock.supervisor.startup.file_limit import raise_file_limit
 from penstock.supervisor.startup.model_resolution import (
     ResolvedModel,
-    check_chat_template,
     check_model_aliases,
+    check_prompt_files,
     resolve_model,
 )
 from penstock.supervisor.startup.progress_display import make_progress_display
@@ -122,7 +122,7 @@ def serve(
             model = resolve_model(config, run_dir)
             adapters = start_adapters(config, model.served_names)
             if local_api_servers:
-                check_chat_template(config, model)
+                check_prompt_files(config, model)
                 check_model_aliases(config, model, adapters)
             script = rendered_script(config, model)
             acceptor = None
@@ -305,6 +305,7 @@ class _Service:
             script=self.script if name.role == "engine" else None,
             response_store_dir=self.directories.responses,
             weights_dir=self.directories.weights,
+            seal_key=self.directories.seal_key,
             desired=self.desired_states.settled(),
         )
 

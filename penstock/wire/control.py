@@ -134,6 +134,8 @@ class Launch(_Message, frozen=True, tag="launch"):
     weights_dir: str | None = None
     """Absolute path of the directory of weights that trainers broadcast, for API servers; None: the run
     directory."""
+    seal_key: bytes = b""
+    """The secret that seals summaries, for API servers; empty: each has its own."""
 
     @property
     def name(self) -> str:

@@ -33,6 +33,7 @@ def test_every_route_is_there() -> None:
         ("get", "/v1/models"),
         ("get", "/v1/models/{model}"),
         ("post", "/v1/completions"),
+        ("post", "/v1/responses/compact"),
         ("post", "/v1/chat/completions"),
         ("post", "/v1/chat/completions/render"),
         ("post", "/v1/chat/completions/derender"),

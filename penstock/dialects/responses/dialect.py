@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.config.serve import ServeConfig
+from penstock.dialects.responses.compaction import CompactedReply, CompactionReply, Summaries
 from penstock.dialects.responses.echo import echoed_fields, summary_of
 from penstock.dialects.responses.errors import error_body
 from penstock.dialects.responses.included import ENCRYPTED, LOGPROBS, included_fields
@@ -17,6 +18,7 @@ from penstock.dialects.responses.prompts import NO_STORE, Found, ResponsePrompt,
 from penstock.dialects.responses.reply import ResponseFields, ResponsesReply
 from penstock.dialects.responses.request_schema import UNSUPPORTED, InputItem, ResponseRequest, TextFormat
 from penstock.dialects.responses.text_format import text_format
+from penstock.generation.compaction.compaction import Compaction, room
 from penstock.generation.dialect import NO_INFO, CountedPrompt, Dialect, RequestInfo, TokenCounter
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import RequestPlan, constrain
@@ -29,6 +31,13 @@ MAX_TOP_LOGPROBS = 20
 """OpenAI's limit: items and their events repeat them."""
 
 
+class CompactionFields(NamedTuple):
+    """What the reply with a summary needs of its request."""
+
+    response: ResponseFields
+    summaries: Summaries
+
+
 class Responses(Dialect):
     """OpenAI's Responses API."""
 
@@ -36,11 +45,15 @@ class Responses(Dialect):
     sockets = True
 
     def __init__(
-        self, config: ServeConfig, processor: InputProcessor, store: ResponseStore | None = None
+        self,
+        config: ServeConfig,
+        processor: InputProcessor,
+        store: ResponseStore | None = None,
+        compaction: Compaction | None = None,
     ) -> None:
         self._processor = processor
         self._store = store
-        self._prompts = ResponsePrompts(processor, store)
+        self._prompts = ResponsePrompts(processor, store, compaction or Compaction())
         self._decoder = processor.decoder(ResponseRequest)
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
@@ -49,9 +62,7 @@ class Responses(Dialect):
 
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
         processor = self._processor
-        request = self._decoder.decode(body)
-        self._unsupported.check_fields(request)
-        processor.check_model(request.model)
+        request = self._request(body)
         if info.session is not None:
             _check_message(request)
         included = included_fields(request)
@@ -59,7 +70,9 @@ class Responses(Dialect):
         max_tokens = request.max_output_tokens
         if max_tokens is not None:
             validation.check_max_tokens(max_tokens, processor.model_info.max_model_len, "max_output_tokens")
-        prompt = self._prompts.prompt(request, found)
+        prompt = self._prompts.prompt(request, found, info)
+        if prompt.compacts:
+            return self._summary_plan(request, prompt, included, info)
         if _prewarms(request):  # the engine makes a token, which is not sent
             max_tokens = 0
         plan = processor.plan(
@@ -79,8 +92,41 @@ class Responses(Dialect):
         plan.dialect_fields = self._fields(request, plan, prompt, included, info)
         return plan
 
+    def _request(self, body: bytes) -> ResponseRequest:
+        request = self._decoder.decode(body)
+        self._unsupported.check_fields(request)
+        self._processor.check_model(request.model)
+        return request
+
+    def _summary_plan(
+        self, request: ResponseRequest, prompt: ResponsePrompt, included: frozenset[str], info: RequestInfo
+    ) -> RequestPlan:
+        """The plan of a summary: sampled as the request says, and not bound to what its answers must be."""
+        processor = self._processor
+        free = msgspec.structs.replace(
+            request,
+            structured_outputs=None,
+            stop=None,
+            min_tokens=None,
+            truncate_prompt_tokens=None,
+            generate=None,
+            prompt_cache_options=None,
+        )
+        plan = processor.plan(free, info.request_id, [prompt.text], max_tokens=room(processor), logprobs=-1)
+        plan.include_usage, plan.continuous_usage = plan.stream, False
+        plan.add_special_tokens = bool(request.add_special_tokens)
+        plan.warning = prompt.warning
+        processor.set_output_format(plan, prompt.choice, prompt.text)
+        constrain(plan, None)
+        fields = self._fields(free, plan, prompt, included, info)
+        plan.dialect_fields = CompactionFields(fields, self._prompts.summaries(info))
+        return plan
+
     def reply_format(self, plan: RequestPlan, request_id: str) -> ResponsesReply:
-        return ResponsesReply(plan.dialect_fields, plan.model, self._store)
+        fields = plan.dialect_fields
+        if isinstance(fields, CompactionFields):
+            return CompactionReply(fields.response, fields.summaries.seal, plan.model, self._store)
+        return ResponsesReply(fields, plan.model, self._store)
 
     def error_body(self, error: ApiError, request_id: str) -> bytes:
         return error_body(error)
@@ -127,14 +173,41 @@ class Responses(Dialect):
         )
 
 
+class Compact(Responses):
+    """OpenAI's compaction of a conversation."""
+
+    path = "/v1/responses/compact"
+    sockets = False
+
+    def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
+        request = self._request(body)
+        once = msgspec.structs.replace(
+            request, stream=None, store=False, background=None, stream_options=None
+        )
+        prompt = self._prompts.prompt(once, found, info, compacts=True)
+        plan = self._summary_plan(once, prompt, frozenset(), info)
+        kept = _with_ids(prompt.kept, plan.dialect_fields.response.id)
+        plan.dialect_fields.response.input = encode_json(kept)
+        return plan
+
+    def reply_format(self, plan: RequestPlan, request_id: str) -> CompactedReply:
+        fields = plan.dialect_fields
+        return CompactedReply(fields.response, fields.summaries.seal, plan.model, None)
+
+
 class ResponsesTokenCounter(TokenCounter):
     """Counts the input tokens of a response."""
 
     path = "/v1/responses/input_tokens"
 
-    def __init__(self, processor: InputProcessor, store: ResponseStore | None = None) -> None:
+    def __init__(
+        self,
+        processor: InputProcessor,
+        store: ResponseStore | None = None,
+        compaction: Compaction | None = None,
+    ) -> None:
         self._processor = processor
-        self._prompts = ResponsePrompts(processor, store)
+        self._prompts = ResponsePrompts(processor, store, compaction or Compaction())
         self._decoder = processor.decoder(ResponseRequest)
 
     def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[Found] | None:
@@ -143,7 +216,7 @@ class ResponsesTokenCounter(TokenCounter):
     def prompt(self, body: bytes, info: RequestInfo, found: Any) -> CountedPrompt:
         request = self._decoder.decode(body)
         self._processor.check_model(request.model)
-        text = self._prompts.prompt(request, found).text
+        text = self._prompts.prompt(request, found, info).text
         return CountedPrompt(text, bool(request.add_special_tokens), request.cache_salt)
 
     def reply(self, count: int) -> bytes:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from penstock.dialects.responses.reasoning_content import open_reasoning
 from penstock.dialects.responses.request_schema import ContentPart, InputItem
 from penstock.dialects.responses.tools import function_name
+from penstock.generation.compaction.compaction import kept, summary_message
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
 from penstock.generation.request.unsupported_content import (
@@ -27,11 +29,24 @@ ITEM_TYPES = (
     "computer_call_output",
     "image_generation_call",
     "reasoning",
+    "compaction",
     "item_reference",
 )
+TRIGGER = "compaction_trigger"
+"""The type of an item that asks for the compaction of all before it."""
+COMPACTIONS = ("compaction", "compaction_summary", "context_compaction")
+"""Names that clients have for the type of an item that stands for the conversation before it."""
 ROLES = ("user", "assistant", "system", "developer")
 _IMAGES = ("input_image", "computer_screenshot")
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+class OpenedSummaries(Protocol):
+    """What opens compaction items."""
+
+    @property
+    def kept_characters(self) -> int: ...
+    def text(self, item: InputItem, field: str) -> str: ...
 
 
 @dataclass(slots=True)
@@ -57,9 +72,19 @@ class Conversation:
     Reasoning, text and calls of the assistant in a row are one message, as the model wrote them.
     """
 
-    def __init__(self, unsupported: UnsupportedContent, *, sees_images: bool = False) -> None:
-        """``unsupported`` notes what the model cannot see. ``sees_images``: images in content stay images."""
+    def __init__(
+        self,
+        unsupported: UnsupportedContent,
+        *,
+        sees_images: bool = False,
+        summaries: OpenedSummaries | None = None,
+    ) -> None:
+        """``unsupported`` notes what the model cannot see. ``sees_images``: images in content stay images.
+        ``summaries``: None refuses compaction items."""
         self.unsupported = unsupported
+        self._summaries = summaries
+        self._summary: Message | None = None
+        """What stands for the messages before it."""
         self._sees_images = sees_images
         self._shown: list[str | Part] = []
         """Images in results of tools, which follow them: results of chat completions have texts alone."""
@@ -122,6 +147,8 @@ class Conversation:
                 self.append(
                     Message(role="tool", content=content, tool_call_id=call_id, name=self._names.get(call_id))
                 )
+            case name if name in COMPACTIONS or name == TRIGGER:
+                self._compact(item, field)
             case "item_reference":  # with an id, it is another item by now
                 raise _missing(f"{field}.id")
             case unknown:
@@ -131,6 +158,17 @@ class Conversation:
                     f"{', '.join(ITEM_TYPES)}.",
                     param=f"{field}.type",
                 )
+
+    def _compact(self, item: InputItem, field: str) -> None:
+        """Replace the messages so far by their summary and what stays beside it."""
+        summaries = self._summaries
+        if summaries is None or item.type == TRIGGER:
+            why = "is not for this model server" if summaries is None else "must be the last item of input"
+            raise ApiError(400, f"{field}: an item of type {item.type} {why}.", param=f"{field}.type")
+        summary = summaries.text(item, field)
+        before = [message for message in self.messages if message is not self._summary]
+        self._turn, self._summary = None, summary_message(summary)
+        self._messages = [*kept(before, summaries.kept_characters), self._summary]
 
     def _message(self, item: InputItem, field: str) -> None:
         role = _needed(item.role, f"{field}.role")

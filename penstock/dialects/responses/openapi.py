@@ -61,6 +61,17 @@ DESCRIPTION = ApiDescription(
             body="ResponseRequest",
             example={"input": "Say hello"},
         ),
+        Route(
+            method="post",
+            path="/v1/responses/compact",
+            tag="Generate",
+            operation="compactResponse",
+            summary="Replace a conversation by a summary of it",
+            reply="CompactedResponse",
+            errors=GENERATION_ERRORS,
+            body="ResponseRequest",
+            example={"input": "Say hello"},
+        ),
     ),
     unsupported=UNSUPPORTED,
     required=("input",),
@@ -100,6 +111,24 @@ DESCRIPTION = ApiDescription(
             {"call_id": STRING, "name": STRING, "input": STRING},
             namespace=STRING,
         ),
+        "ResponseCompaction": shape(
+            "A summary of the conversation, sealed: an input item of later requests.",
+            {
+                "id": STRING,
+                "type": {"type": "string", "const": "compaction"},
+                "encrypted_content": STRING,
+            },
+        ),
+        "CompactedResponse": shape(
+            "A compacted conversation: messages that stay, and one item of type compaction.",
+            {
+                "id": STRING,
+                "object": {"type": "string", "const": "response.compaction"},
+                "created_at": _TIME,
+                "output": listed({"anyOf": [ref("InputItem"), ref("ResponseCompaction")]}),
+                "usage": ref("ResponseUsage"),
+            },
+        ),
         "ResponseUsage": shape(
             "Tokens of a response.",
             {
@@ -130,6 +159,7 @@ DESCRIPTION = ApiDescription(
                             ref("ResponseReasoning"),
                             ref("ResponseFunctionCall"),
                             ref("ResponseCustomToolCall"),
+                            ref("ResponseCompaction"),
                         ]
                     }
                 ),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.dialects.responses.items import Conversation
+from penstock.dialects.responses.compaction import Summaries, kept_items
+from penstock.dialects.responses.items import TRIGGER, Conversation
 from penstock.dialects.responses.request_schema import ContentPart, InputItem, ResponseRequest
 from penstock.dialects.responses.tools import Tools, chat_tool_choice
-from penstock.dialects.responses.truncation import truncated
+from penstock.generation.compaction.compaction import Compaction, kept_characters
+from penstock.generation.compaction.shortening import truncated
 from penstock.generation.dialect import RequestInfo
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.request.body_decoder import check_parts
@@ -36,6 +38,10 @@ class ResponsePrompt(NamedTuple):
     tools: Tools
     choice: ToolChoice
     warning: str | None
+    compacts: bool
+    """Whether it asks for a summary."""
+    kept: list[InputItem]
+    """With that: the items that stay, those of earlier responses included."""
 
 
 class Found(NamedTuple):
@@ -77,9 +83,12 @@ NOTHING_FOUND = Found([], {}, 0)
 class ResponsePrompts:
     """Makes the prompts of requests for one served model."""
 
-    def __init__(self, processor: InputProcessor, store: ResponseStore | None) -> None:
+    def __init__(
+        self, processor: InputProcessor, store: ResponseStore | None, compaction: Compaction
+    ) -> None:
         self._processor = processor
         self._store = store
+        self.compaction = compaction
 
     def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[Found] | None:
         if b"previous_response_id" not in body and b"item_reference" not in body:
@@ -120,13 +129,25 @@ class ResponsePrompts:
         items = {id: _decode_item(item) for id, item in stored.items()}
         return Found(chain, items, sum(len(each.input) + len(each.body) for each in chain) + referred)
 
-    def prompt(self, request: ResponseRequest, found: Found | None) -> ResponsePrompt:
-        """``found``: what look_up gave. Raises ApiError."""
+    def summaries(self, info: RequestInfo) -> Summaries:
+        """What seals and opens the compaction items of a request."""
+        most = kept_characters(self._processor)
+        return Summaries(self.compaction.seals, info.tenant or "", most)
+
+    def prompt(
+        self, request: ResponseRequest, found: Found | None, info: RequestInfo, *, compacts: bool = False
+    ) -> ResponsePrompt:
+        """``found``: what look_up gave; ``compacts``: for a summary, whether the input asks for it or not.
+        Raises ApiError."""
         processor = self._processor
+        found = found or NOTHING_FOUND
+        items = _own_items(request, found)
+        if items and items[-1].type == TRIGGER:
+            items, compacts = items[:-1], True
         tools = Tools(request.tools)
         choice = parse_tool_choice(
             tools.functions,
-            chat_tool_choice(request.tool_choice, tools),
+            None if compacts else chat_tool_choice(request.tool_choice, tools),
             one_call=request.parallel_tool_calls is False,
             constrained=request.structured_outputs is not None,
             known_format=processor.output_format.calls_tools,
@@ -135,13 +156,20 @@ class ResponsePrompts:
             inputs=tools.inputs(),
         )
         choice = tools.named_here(choice)
-        found = found or NOTHING_FOUND
-        items = _own_items(request, found)
-        conversation = _conversation(processor, request, items, found)
-        text = self._rendered(request, conversation.messages, choice)
-        return ResponsePrompt(text, items, tools, choice, _warning(choice, tools, conversation))
+        summaries = self.summaries(info)
+        conversation = _conversation(processor, request, items, found, summaries)
+        kept: list[InputItem] = []
+        render = self._render(request, choice)
+        if compacts:
+            kept = kept_items([*_stored_items(found), *items], summaries.kept_characters)
+            text = self.compaction.summary_prompt(processor, conversation.messages, render)
+        else:
+            text = self._rendered(request, conversation.messages, render)
+        warning = _warning(choice, tools, conversation)
+        return ResponsePrompt(text, items, tools, choice, warning, compacts, kept)
 
-    def _rendered(self, request: ResponseRequest, messages: list[Message], choice: ToolChoice) -> str:
+    def _render(self, request: ResponseRequest, choice: ToolChoice) -> Callable[[list[Message]], str]:
+        """The way from messages to the prompt's text."""
         processor = self._processor
         variables = _template_variables(request, processor.thinking)
 
@@ -160,6 +188,12 @@ class ResponsePrompts:
                     error.param = "input"
                 raise
 
+        return render
+
+    def _rendered(
+        self, request: ResponseRequest, messages: list[Message], render: Callable[[list[Message]], str]
+    ) -> str:
+        processor = self._processor
         truncation = request.truncation or "disabled"
         if truncation not in ("auto", "disabled"):
             raise refused("truncation must be auto or disabled.", "truncation", truncation)
@@ -186,10 +220,22 @@ def _own_items(request: ResponseRequest, found: Found) -> list[InputItem]:
     return [found.items.get(item.id or "", item) if item.type == "item_reference" else item for item in given]
 
 
+def _stored_items(found: Found) -> list[InputItem]:
+    return [
+        item
+        for stored in found.chain
+        for item in (*_decode_items(stored.input), *_decode_output(stored.body).output)
+    ]
+
+
 def _conversation(
-    processor: InputProcessor, request: ResponseRequest, items: list[InputItem], found: Found
+    processor: InputProcessor,
+    request: ResponseRequest,
+    items: list[InputItem],
+    found: Found,
+    summaries: Summaries,
 ) -> Conversation:
-    conversation = Conversation(processor.unsupported_content())
+    conversation = Conversation(processor.unsupported_content(), summaries=summaries)
     if request.instructions:
         conversation.append(Message(role="system", content=request.instructions))
     for stored in found.chain:

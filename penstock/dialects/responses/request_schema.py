@@ -37,15 +37,17 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
         str | None,
         about(
             "message (default), function_call, function_call_output, custom_tool_call, "
-            "custom_tool_call_output, computer_call, computer_call_output, image_generation_call, reasoning "
-            "or item_reference."
+            "custom_tool_call_output, computer_call, computer_call_output, image_generation_call, reasoning, "
+            "compaction, compaction_trigger or item_reference."
         ),
     ] = None
     id: Annotated[str | None, about("The item's id; that of a stored item in an item_reference.")] = None
     role: Annotated[str | None, about("Of a message: user, assistant, system or developer.")] = None
     content: Annotated[str | list[ContentPart] | None, about("Of a message or of reasoning.")] = None
     summary: Annotated[list[ContentPart] | None, about("Of reasoning.")] = None
-    encrypted_content: Annotated[str | None, about("Of reasoning, as a response had it.")] = None
+    encrypted_content: Annotated[str | None, about("Of reasoning or compaction: as a response had it.")] = (
+        None
+    )
     call_id: Annotated[str | None, about("Of a call, and of what it returned.")] = None
     name: Annotated[str | None, about("Of a call: the tool's name.")] = None
     namespace: Annotated[str | None, about("Of a call: the namespace of the tool.")] = None
@@ -63,6 +65,7 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     status: Annotated[str | None, about("Not used.")] = None
     phase: Annotated[str | None, about("Not used.")] = None
     caller: Annotated[Any, about("Not used.")] = None
+    internal_chat_message_metadata_passthrough: Annotated[Any, about("Not used: Codex's notes.")] = None
 
 
 class TextFormat(msgspec.Struct, kw_only=True):

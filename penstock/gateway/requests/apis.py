@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.dialects.messages import errors as messages_errors
-from penstock.gateway.requests.named_response import RESPONSES
+from penstock.gateway.requests.named_response import COMPACT, RESPONSES
 from penstock.http.errors import ApiError
 
 OLLAMA = "ollama"
@@ -13,6 +13,7 @@ APIS = {
     "/v1/completions": "completions",
     "/v1/chat/completions": "chat",
     RESPONSES: "responses",
+    COMPACT: "responses",
     "/v1/messages": "messages",
     "/api/chat": OLLAMA,
     "/api/generate": OLLAMA,

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-RESPONSES = "/v1/responses"
+RESPONSES, COMPACT = "/v1/responses", "/v1/responses/compact"
 _NO_IDS = frozenset({"", "compact", "input_tokens"})
 """Routes below :data:`RESPONSES` that name no response."""
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{36})[0-9a-f]{4}").fullmatch

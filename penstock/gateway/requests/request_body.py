@@ -7,7 +7,7 @@ import contextlib
 import msgspec
 
 from penstock.gateway.requests.apis import APIS, OLLAMA
-from penstock.gateway.requests.named_response import RESPONSES, response_in_body, response_in_path
+from penstock.gateway.requests.named_response import COMPACT, RESPONSES, response_in_body, response_in_path
 from penstock.gateway.requests.one_meaning import check_meaning
 from penstock.http.body_errors import malformed, wrong_type
 
@@ -151,7 +151,7 @@ def response_of(path: str, body: RequestBody | None) -> str | None:
     """Id of the stored response that a request is about, or continues."""
     if body is None:
         return response_in_path(path)
-    return body.response if path == RESPONSES else None
+    return body.response if path in (RESPONSES, COMPACT) else None
 
 
 def _session(body: _Body) -> str | None:

@@ -12,6 +12,7 @@ from penstock.dialects.messages.errors import error_body as messages_error
 from penstock.dialects.responses.errors import error_body as response_error
 from penstock.gateway.requests.apis import APIS
 from penstock.gateway.requests.incoming_request import IncomingRequest
+from penstock.gateway.requests.named_response import COMPACT
 from penstock.gateway.responses.response_observer import ReplyObserver, StreamObserver
 from penstock.gateway.translation.chat_output import ChatOutput
 from penstock.gateway.translation.messages_request import translate_messages
@@ -45,10 +46,12 @@ def is_translated(apis: frozenset[str], incoming: IncomingRequest) -> bool:
     api = APIS.get(incoming.path) or _COUNTERS.get(incoming.path)
     if api is None or api in apis or incoming.method != "POST":
         return False
-    if api in TRANSLATED and CHAT in apis and incoming.path in APIS:
+    if api in TRANSLATED and CHAT in apis and incoming.path in APIS and incoming.path != COMPACT:
         return True
     spoken = ", ".join(sorted(apis))
     what = "tokens are not counted" if incoming.path in _COUNTERS else f"{api} are not translated"
+    if incoming.path == COMPACT:
+        what = "conversations are not compacted"
     raise ApiError(
         404,
         f"The model servers of this model speak {spoken} alone, and {what} there.",

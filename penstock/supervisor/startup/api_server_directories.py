@@ -1,4 +1,4 @@
-"""The directories that API servers share, made before these start."""
+"""The directories that API servers share, made before these start, and the secret that one of them holds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.supervisor.startup.response_store_directory import response_store_directory
 from penstock.supervisor.startup.run_directory import RunDirectory
+from penstock.supervisor.startup.seal_key import seal_key
 
 MEMORY = "/dev/shm"
 MAX_PATH_BYTES = 4096
@@ -24,13 +25,15 @@ class ApiServerDirectories(NamedTuple):
     """Where responses are stored."""
     weights: str | None = None
     """Where weights that trainers broadcast are kept."""
+    seal_key: bytes = b""
+    """The secret that seals summaries; empty: none is shared."""
 
 
 @contextlib.contextmanager
 def api_server_directories(config: ServeConfig, run_dir: str) -> Iterator[ApiServerDirectories]:
     """Those that the options want. Raises StartupError, and ConfigError for one that an option names."""
     with weights_directory(config) as weights, response_store_directory(config, run_dir) as responses:
-        yield ApiServerDirectories(responses, weights)
+        yield ApiServerDirectories(responses, weights, seal_key(config, responses))
 
 
 @contextlib.contextmanager

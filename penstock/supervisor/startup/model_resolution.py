@@ -62,8 +62,10 @@ def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True)
     )
 
 
-def check_chat_template(config: ServeConfig, model: ResolvedModel) -> None:
-    """Raises ConfigError for a --chat-template, or variables for it, that API servers could not use."""
+def check_prompt_files(config: ServeConfig, model: ResolvedModel) -> None:
+    """Raises ConfigError for a --chat-template, variables for it, or a --compaction-prompt-file that API
+    servers could not use."""
+    from penstock.generation.compaction.compaction import read_prompt
     from penstock.generation.prompt.chat_template import ChatTemplate, parse_variables
 
     variables = config.default_chat_template_kwargs
@@ -72,6 +74,8 @@ def check_chat_template(config: ServeConfig, model: ResolvedModel) -> None:
             parse_variables(variables)
         except ValueError as error:
             raise ConfigError(f"--default-chat-template-kwargs {variables}: {error}") from None
+    if config.compaction_prompt_file is not None:
+        read_prompt(config.compaction_prompt_file)
     if config.chat_template is None:
         return
     try:

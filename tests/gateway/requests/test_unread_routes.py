@@ -18,7 +18,7 @@ from penstock.http.errors import ApiError
         ("/v1/chat/completions/batch", True),
         ("/v1/chat/completions/anything", True),
         ("/v1/messages/batches", True),
-        ("/v1/responses/compact", True),
+        ("/v1/responses/compact", False),
         ("/v1/chat/completions", False),
         ("/v1/messages/count_tokens", False),
         ("/v1/responses/resp_1/cancel", False),

@@ -15,7 +15,7 @@ from penstock.supervisor.startup import model_resolution
 from penstock.supervisor.startup.model_resolution import (
     DEMO_NAME,
     ResolvedModel,
-    check_chat_template,
+    check_prompt_files,
     resolve_model,
 )
 
@@ -233,5 +233,5 @@ def test_a_directory_of_another_kind(directory: Path, tmp_path: Path) -> None:
 def test_variables_that_no_template_can_have(given: str, message: str) -> None:
     model = ResolvedModel("", "", [])
     with pytest.raises(ConfigError, match=re.escape(f"--default-chat-template-kwargs {given}: {message}")):
-        check_chat_template(ServeConfig(default_chat_template_kwargs=given), model)
-    check_chat_template(ServeConfig(default_chat_template_kwargs='{"mood": "calm"}'), model)
+        check_prompt_files(ServeConfig(default_chat_template_kwargs=given), model)
+    check_prompt_files(ServeConfig(default_chat_template_kwargs='{"mood": "calm"}'), model)

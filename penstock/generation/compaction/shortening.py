@@ -1,11 +1,42 @@
-"""Shortens conversations that exceed the context: ``truncation: auto``."""
+"""Shortens conversations that exceed the context."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from penstock.generation.prompt.template_rules import SYSTEM_ROLES
 from penstock.generation.request.schemas import Message
+
+LEFT_OUT = "[The result of this tool is left out: the conversation is too long.]"
+MARGIN = 1.05
+"""How much more is left out than seems needed: messages differ in tokens per character."""
+
+
+def shortened(
+    messages: Sequence[Message],
+    render: Callable[[list[Message]], str],
+    count: Callable[..., int],
+    most: int,
+) -> str:
+    """The prompt of the conversation in ``most`` tokens: without the oldest results of tools, as many as
+    needed, and if that is not enough without its oldest messages. ``count``: tokens of a text, or more than
+    its argument ``most``."""
+    kept = list(messages)
+    text = render(kept)
+    if len(text.encode()) <= most:  # no token is shorter than a byte
+        return text
+    tokens = count(text, most=most)
+    if tokens <= most:
+        return text
+    surplus = (tokens - most) / tokens * sum(map(length, kept)) * MARGIN
+    for place, message in enumerate(kept):
+        spared = length(message) - len(LEFT_OUT)
+        if surplus > 0 and message.role == "tool" and spared > 0:
+            kept[place] = msgspec.structs.replace(message, content=LEFT_OUT)
+            surplus -= spared
+    return truncated(kept, render, lambda text: count(text, most=most), most)
 
 
 def truncated(
@@ -30,16 +61,16 @@ def truncated(
         if tokens <= most or place + 1 >= len(starts):
             return text
         # Messages that have the surplus if all have as many tokens per character, markup included.
-        surplus = (tokens - most) / tokens * sum(map(_length, kept))
+        surplus = (tokens - most) / tokens * sum(map(length, kept))
         place += 1
         while place + 1 < len(starts):
-            surplus -= sum(map(_length, messages[starts[place - 1] : starts[place]]))
+            surplus -= sum(map(length, messages[starts[place - 1] : starts[place]]))
             if surplus <= 0:
                 break
             place += 1
 
 
-def _length(message: Message) -> int:
+def length(message: Message) -> int:
     """Characters of a message, about."""
     parts = [message.content] if isinstance(message.content, str) else message.content or []
     texts = [part if isinstance(part, str) else part.value() or "" for part in parts]
