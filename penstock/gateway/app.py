@@ -18,15 +18,18 @@ from penstock.gateway.requests.apis import error_body, rejection_reason
 from penstock.gateway.requests.body_rest import too_large
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.requests.incoming_request import IncomingRequest
+from penstock.gateway.requests.named_response import RESPONSES
 from penstock.gateway.requests.via import Via
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.exchange import Headers
+from penstock.gateway.websocket.websockets import WebSockets
 from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError
 from penstock.http.request import MAX_REQUEST_ID, ClientGone, HttpRequest
+from penstock.http.websocket.handshake import wants_websocket
 from penstock.streaming.rows.io_submit import BurstWriter
 from penstock.telemetry.trace_context import TracePropagator, inject_trace_context
 
@@ -51,7 +54,7 @@ class GatewayApp:
         """``burst`` writes to the sockets of several connections; ``via`` names this gateway to others."""
         self.own_routes = own_routes
         self.in_flight = 0
-        """Requests that have not ended, but for those for routes of the gateway itself."""
+        """Requests over HTTP that have not ended, but for those for routes of the gateway itself."""
         self._intake = intake
         self._relay = relay
         self._metrics = metrics
@@ -60,7 +63,16 @@ class GatewayApp:
         self._clock = relay.clock
         self._via = via
         self._write_batch = WriteBatch(burst)
+        self.websockets = WebSockets(
+            own_routes, intake, relay, metrics, recorder, tracing, self._write_batch, via
+        )
+        metrics.sources.append(self.websockets.figures)
         self._ids = _request_ids()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request has not ended."""
+        return self.in_flight > 0 or self.websockets.in_flight > 0
 
     def set_keys(self, keys: Iterable[str], admin_keys: Iterable[str]) -> None:
         """Requests need these keys without a name from here on."""
@@ -79,6 +91,8 @@ class GatewayApp:
                 await http.reply_json(b"{}" if http.method == "GET" else b"")
             elif path in OWN_PATHS:
                 await self.own_routes.answer(http)
+            elif http.method == "GET" and path == RESPONSES and wants_websocket(http.fields):
+                await self.websockets.open(http, self._request_id(http))
             elif self.own_routes.controls(path) and not self._intake.routes.allows(http.method, path):
                 await self._control(http)
             else:
@@ -102,9 +116,7 @@ class GatewayApp:
     # -- relaying
 
     async def _relay_request(self, http: HttpRequest) -> None:
-        request_id = http.fields.get(REQUEST_ID, b"").decode("latin-1")
-        if not 0 < len(request_id) <= MAX_REQUEST_ID:
-            request_id = next(self._ids)
+        request_id = self._request_id(http)
         trace = self._tracing.extract(http.headers)
         record = RequestRecord(
             http.path,
@@ -139,6 +151,11 @@ class GatewayApp:
             self.in_flight -= 1
             record.ended_at = self._clock()
             self._recorder.finish(record)
+
+    def _request_id(self, http: HttpRequest) -> str:
+        """The client's, or a new one."""
+        request_id = http.fields.get(REQUEST_ID, b"").decode("latin-1")
+        return request_id if 0 < len(request_id) <= MAX_REQUEST_ID else next(self._ids)
 
     async def _incoming(self, http: HttpRequest, record: RequestRecord) -> IncomingRequest:
         if self.own_routes.draining:
@@ -213,6 +230,7 @@ def _check_upgrade(http: HttpRequest) -> None:
     if http.fields.get(b"upgrade", b"").strip().lower() == b"websocket":
         raise ApiError(
             501,
-            "The gateway does not relay WebSockets. Connect to a model server that has them directly.",
+            "The gateway relays WebSockets of /v1/responses alone. Connect to a model server that has others "
+            "directly.",
             code="websocket",
         )

@@ -445,6 +445,10 @@ KUBERNETES_FAILURES = Metric(
     _own("kubernetes_request_failures", labels=()),
 )
 
+WEBSOCKETS = Metric(
+    MetricKind.GAUGE, "connections", "Open WebSockets of clients.", _own("websockets", labels=())
+)
+
 # -- endpoints
 
 ENDPOINT_IN_FLIGHT = Metric(

@@ -218,6 +218,7 @@ class _Worker:
             self._send_heartbeat()
             await asyncio.sleep(CHECK_INTERVAL_S)
             parts.relay.check_timeouts()
+            parts.app.websockets.check()
             if parts.metrics.running:
                 parts.collector.on_busy()
             else:
@@ -335,7 +336,7 @@ class _Worker:
         """Take no more connections; serve those there are until they end."""
         log.info("replaced; %d requests are in flight", self._parts.metrics.running)
         self._retiring = True
-        self._parts.http.retire(lambda: not self._parts.app.in_flight)
+        self._parts.http.retire(lambda: not self._parts.app.is_busy)
         if self._parts.envoy is not None:
             self._envoy_until = time.monotonic() + ENVOY_LEAVES_S
             self._parts.envoy.retire()
@@ -349,7 +350,7 @@ class _Worker:
     def _end_when_idle(self) -> None:
         """Close the listener when no request is left. Until then new connections are accepted and
         their requests answered with 503 and the code ``draining``."""
-        if not self._parts.app.in_flight:
+        if not self._parts.app.is_busy:
             self._parts.http.drain()
 
     def _stop(self) -> None:

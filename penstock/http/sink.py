@@ -89,7 +89,30 @@ class EventSink(Protocol):
         ...
 
 
-class Sink(EventSink, Protocol):
+class ReplySink(Protocol):
+    """Where a reply goes that was made elsewhere."""
+
+    @property
+    def write_target(self) -> WriteTarget | None: ...
+
+    def listen(self, listener: Listener) -> None: ...
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """Begin a reply; its head may be sent with what follows: :meth:`write_body`, :meth:`finish`."""
+        ...
+
+    def write_body(self, data: bytes) -> None:
+        """Write a non-empty part of the body; ignored when the client has gone."""
+        ...
+
+    def finish(self) -> None:
+        """End the body."""
+        ...
+
+    def cut(self) -> None: ...
+
+
+class Sink(EventSink, ReplySink, Protocol):
     """The connection of one reply, which may be of another kind."""
 
     @property
@@ -103,18 +126,6 @@ class Sink(EventSink, Protocol):
 
     def reply(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole reply; its ``body`` may be empty."""
-        ...
-
-    def begin(self, status: int, headers: Headers) -> None:
-        """Begin a reply; its head may be sent with what follows: :meth:`write_body`, :meth:`finish`."""
-        ...
-
-    def write_body(self, data: bytes) -> None:
-        """Write a non-empty part of the body; ignored when the client has gone."""
-        ...
-
-    def finish(self) -> None:
-        """End the body."""
         ...
 
     def upgrade(self, headers: Headers, use: Callable[[Channel], ChannelUser]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tests.gateway.processes import WAIT_S, Behaviour, Call, Upstream
+from tests.gateway.websocket.sockets import by_socket, by_turns
 
 TOKEN = '{"choices":[{"index":0,"text":" a"}]}'
 USAGE = '{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}'
@@ -44,6 +45,7 @@ def unready(call: Call) -> None:
 
 
 BEHAVIOURS: dict[str, Behaviour] = {each.__name__: each for each in (good, late, stalled, failing, unready)}
+BEHAVIOURS["by_turns"] = by_socket(by_turns)
 
 
 @dataclass

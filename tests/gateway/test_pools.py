@@ -8,9 +8,11 @@ import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from openai import OpenAI
 
 from tests.certificates import Certificates
 from tests.gateway.behaviours import good as answers
@@ -182,6 +184,43 @@ def test_a_server_of_our_own_that_wants_its_key(servers: Fleet) -> None:
     refusals = ("denies the gateway", "refuses the key", "with status 401")
     said = [line for line in servers.front.lines if servers.served in line]
     assert not [line for line in said if any(refusal in line for refusal in refusals)]
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
+def test_a_websocket_to_a_server_of_our_own(servers: Fleet) -> None:
+    """OpenAI's client; responses that are not stored are continued, prepared and cancelled."""
+    listed = [model["id"] for model in servers.front.client.get("/v1/models").json()["data"]]
+    (model,) = set(listed) - {"own", "plain", "gpt", "azure-gpt", "other"}
+    url = f"{servers.front.url}/v1"
+    fields: dict[str, Any] = {"model": model, "store": False}
+
+    def until(connection: Any, end: str) -> Any:
+        for event in connection:
+            assert event.type != "error", event
+            if event.type == end:
+                return event
+        raise AssertionError("the connection has ended")
+
+    with (
+        OpenAI(base_url=url, api_key=CLIENT, max_retries=0) as client,
+        client.responses.connect(extra_headers={"x-request-id": "agent"}) as connection,
+    ):
+        connection.send({"type": "response.create", "generate": False, "input": "hello", **fields})
+        last = until(connection, "response.completed").response
+        for text in ("more", "again"):
+            connection.response.create(
+                input=text, previous_response_id=last.id, max_output_tokens=20, **fields
+            )
+            before, last = last, until(connection, "response.incomplete").response
+            assert last.previous_response_id == before.id
+            assert last.usage.input_tokens > before.usage.input_tokens
+        connection.response.create(input="long", max_output_tokens=1000, **fields)
+        until(connection, "response.output_text.delta")
+        connection.send({"type": "response.cancel"})
+        assert until(connection, "response.incomplete").response.usage.output_tokens < 1000
+    lines = [line for line in servers.front.lines if '"request_id": "agent.' in line]
+    eventually(lambda: sum('"request_id": "agent.' in line for line in servers.front.lines) == 4)
+    assert not [line for line in lines if '"outcome": "ok"' not in line]
 
 
 def test_what_the_gateway_asks_for_itself(servers: Fleet) -> None:

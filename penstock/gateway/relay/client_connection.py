@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.gateway.relay.write_batch import WriteBatch
-from penstock.gateway.upstream.exchange import Headers
-from penstock.http.sink import Sink
+from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.upstream.exchange import Exchange, Headers
+from penstock.http.sink import ReplySink
 from penstock.http.write_target import WriteTarget
 
 if TYPE_CHECKING:
@@ -16,10 +18,18 @@ if TYPE_CHECKING:
 REQUEST_ID = b"x-request-id"
 
 
+class EndpointConnections(Protocol):
+    """EndpointConnections to one endpoint."""
+
+    def acquire_exchange(self, *, fresh: bool = False) -> Exchange | None: ...
+
+    async def acquire(self, *, fresh: bool = False) -> Exchange: ...
+
+
 class HttpClientConnection:
     """The connection that a request came on: the relay writes the reply to it, an attempt listens to it."""
 
-    def __init__(self, sink: Sink, request_id: tuple[bytes, bytes], write_batch: WriteBatch) -> None:
+    def __init__(self, sink: ReplySink, request_id: tuple[bytes, bytes], write_batch: WriteBatch) -> None:
         """``request_id``: a header that replies get unless they have one of that name."""
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the client has disconnected."""
@@ -28,6 +38,8 @@ class HttpClientConnection:
         """The reply that has begun has no length."""
         self.reply_headers: Headers = []
         """Headers that the reply gets, in the place of others of these names."""
+        self.connections: Callable[[Endpoint], EndpointConnections] | None = None
+        """Gives connections to an endpoint for this client alone; None: it shares those of all."""
         self._request_id = request_id
         self._write_batch = write_batch
         self._attempt: Attempt | None = None

@@ -18,7 +18,7 @@ from penstock.gateway.metric_definitions import ITL
 from penstock.gateway.responses.event_template import are_texts
 from penstock.gateway.responses.response_observer import EventCounts
 from penstock.http.http2.flow_windows import FlowWindows, first_rows
-from penstock.http.sink import Sink
+from penstock.http.sink import ReplySink
 from penstock.http.write_target import WriteTarget
 from penstock.streaming.rows.http_framing import (
     CHUNK_HEADERS,
@@ -44,7 +44,7 @@ Rows = NDArray[np.intp]
 class FastPathOwner(Protocol):
     """The attempt whose stream has the fast path."""
 
-    sink: Sink
+    sink: ReplySink
 
     def on_other_event(self, event: bytes, now: float) -> None:
         """An event that came by the fast path and is not plain, or follows such a one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import ceil
@@ -19,7 +19,7 @@ from penstock.gateway.relay.attempt import (
     local_reply_headers,
     too_late,
 )
-from penstock.gateway.relay.client_connection import HttpClientConnection
+from penstock.gateway.relay.client_connection import EndpointConnections, HttpClientConnection
 from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.relay.retry_policy import (
     KEY_REFUSALS,
@@ -93,13 +93,18 @@ class Relay:
         return len(stopped) + self.router.stop()
 
     async def run(
-        self, incoming: IncomingRequest, client: HttpClientConnection, record: RequestRecord
+        self,
+        incoming: IncomingRequest,
+        client: HttpClientConnection,
+        record: RequestRecord,
+        owners: Sequence[Endpoint] | None = None,
     ) -> None:
-        """Relay one request; afterwards ``record`` holds its outcome. Does not raise for failures of clients
-        and endpoints, but ApiError for a request that no endpoint may get."""
+        """Relay one request; afterwards ``record`` holds its outcome. ``owners``: the endpoints that have the
+        response which it continues, if that is known. Does not raise for failures of clients and endpoints,
+        but ApiError for a request that no endpoint may get."""
         self.retry_policy.budget.on_request(self.clock())
         try:
-            request = await self.router.prepare(incoming, record, client.gone)
+            request = await self.router.prepare(incoming, record, client.gone, owners)
         except NoEndpointError as refusal:
             reply_without_endpoint(client, record, refusal)
             return
@@ -315,18 +320,22 @@ class _RequestRelay:
         record.failures.append(FailedAttempt(now, record.endpoint, Outcome.NETWORK_ERROR, attempt.reason))
         return True
 
+    def _connections(self, endpoint: Endpoint) -> EndpointConnections:
+        """Raises UpstreamError when the endpoint was removed."""
+        own = self._client.connections
+        return self._relay.router.pool.connections(endpoint) if own is None else own(endpoint)
+
     def _ready_exchange(self, endpoint: Endpoint, *, fresh: bool) -> Exchange | None:
         """A stream or a connection to the endpoint that need not be waited for; None: there is none. Raises
         UpstreamError."""
         if self._client.gone.done():
             return None
-        return self._relay.router.pool.connections(endpoint).acquire_exchange(fresh=fresh)
+        return self._connections(endpoint).acquire_exchange(fresh=fresh)
 
     async def _connect(self, endpoint: Endpoint, *, fresh: bool) -> Exchange | None:
         """A stream or a connection to the endpoint; None when the client disconnects first. Raises
         UpstreamError, and TimeoutError at the deadline."""
-        connections = self._relay.router.pool.connections(endpoint)
-        connecting = asyncio.ensure_future(connections.acquire(fresh=fresh))
+        connecting = asyncio.ensure_future(self._connections(endpoint).acquire(fresh=fresh))
         left_s = max(0.0, self._deadline - self._clock())
         await asyncio.wait(
             (connecting, self._client.gone), timeout=left_s, return_when=asyncio.FIRST_COMPLETED

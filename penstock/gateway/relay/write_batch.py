@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from penstock.http.http1.chunks import CHUNK_SIZES
-from penstock.http.sink import Sink
+from penstock.http.sink import ReplySink
 from penstock.http.write_target import WriteTarget
 from penstock.streaming.rows.io_submit import BurstWriter, write_each
 
@@ -16,7 +16,7 @@ from penstock.streaming.rows.io_submit import BurstWriter, write_each
 class StreamClient(Protocol):
     """The client of one reply."""
 
-    sink: Sink
+    sink: ReplySink
     streamed: bool
     """The reply has no length: over HTTP/1.1 its body is chunked."""
 

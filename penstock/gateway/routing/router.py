@@ -52,13 +52,19 @@ class Router:
         self.search = ResponseSearch(self.pool, self.owners)
 
     async def prepare(
-        self, incoming: IncomingRequest, record: RequestRecord, gone: asyncio.Future[None] | None = None
+        self,
+        incoming: IncomingRequest,
+        record: RequestRecord,
+        gone: asyncio.Future[None] | None = None,
+        owners: Sequence[Endpoint] | None = None,
     ) -> PickRequest:
         """Everything between a complete request and a pick that may wait, or refuse it. ``gone`` is done when
-        the client disconnects; None: the call is cancelled then. Raises ApiError, NoEndpointError."""
+        the client disconnects; None: the call is cancelled then. ``owners`` have the response that it
+        continues; None: they are looked for. Raises ApiError, NoEndpointError."""
         body = incoming.body
         session = incoming.session or (None if body is None else body.session)
-        owners = None if incoming.response is None else await self._owners(incoming, incoming.response)
+        if owners is None and incoming.response is not None:
+            owners = await self._owners(incoming, incoming.response)
         steps: Sequence[FallbackStep]
         if incoming.model is None:
             steps = (self.models.any_model,)

@@ -6,6 +6,7 @@ import asyncio
 import enum
 import logging
 import math
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from penstock.gateway.upstream.exchange import IDLE_S, Exchange, UpstreamError, port_of
@@ -40,6 +41,16 @@ class Version(enum.Enum):
     HTTP2 = enum.auto()
 
 
+@dataclass(slots=True)
+class WebSocketSupport:
+    """What is known of a server's WebSockets."""
+
+    accepted: bool = False
+    """It has accepted one."""
+    ask_at: float = -math.inf
+    """When it is asked again, as it has said that it has none."""
+
+
 class ConnectionPool:
     """Connections to one endpoint. Times are those of the event loop."""
 
@@ -60,7 +71,8 @@ class ConnectionPool:
         self._address = address or parts.hostname
         self._port = port_of(url)
         self._scheme = parts.scheme.encode()
-        self._authority = parts.netloc.encode()
+        self.authority = parts.netloc.encode()
+        """Value of the host header."""
         self.upstream = upstream = upstream or Upstream()
         self._connect_timeout_s = upstream.timeouts.connect
         self._http2 = upstream.http2
@@ -79,6 +91,7 @@ class ConnectionPool:
         self._shared: list[Http2UpstreamConnection] = []
         """Connections over HTTP/2 that take streams."""
         self._closed = False
+        self.websockets = WebSocketSupport()
 
     # -- taking
 
@@ -187,10 +200,16 @@ class ConnectionPool:
         """A connection over HTTP/2 if ``with_http2`` and TLS does not choose another. Raises UpstreamError,
         after which the server may be another one."""
         dial = _Dial(self, with_http2=with_http2)
+        await self.dial(dial, with_http2=with_http2)
+        return dial.connection
+
+    async def dial(self, protocol: asyncio.Protocol, *, with_http2: bool = False) -> None:
+        """A new connection for ``protocol``; ``with_http2``: TLS offers it. Raises UpstreamError, after which
+        the server may be another one."""
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 await asyncio.get_running_loop().create_connection(
-                    lambda: dial,
+                    lambda: protocol,
                     self._address,
                     self._port,
                     ssl=self._tls.context(with_http2=with_http2) if self._secure else None,
@@ -210,16 +229,15 @@ class ConnectionPool:
                 name=f"{self._tls.name_of('server_name')} names another",
             )
             raise UpstreamError(f"no connection: {tls or error}") from None
-        return dial.connection
 
     def make_http1(self) -> Http1UpstreamConnection:
-        return Http1UpstreamConnection(self, self._authority)
+        return Http1UpstreamConnection(self, self.authority)
 
     def make_http2(self) -> Http2UpstreamConnection:
         return Http2UpstreamConnection(
             self,
             scheme=self._scheme,
-            authority=self._authority,
+            authority=self.authority,
             silence_s=self.upstream.timeouts.event,
         )
 
