@@ -57,9 +57,7 @@ class ThinkingBudgets:
         self._users[number] += 1
         self._kind[slot], self._budget[slot] = number, thinking.budget
         base = int(self._table.base[slot])
-        start, end = (_last(self._table.history[slot, :base], marks) for marks in kind[:2])
-        inside = start > end if thinking.opened is None else thinking.opened
-        self._state[slot] = inside, base - start if inside and start else 0, FREE, 0
+        self._state[slot] = *reasoning_before(self._table.history[slot, :base], thinking), FREE, 0
         self._at[slot] = base
         self._note_limit(self._state[slot : slot + 1], np.array([slot]), self._at[slot : slot + 1])
         self._replay(slot, kind)
@@ -189,6 +187,13 @@ class ThinkingBudgets:
             for back, mark in enumerate(reversed(marks[:-1]), 2):
                 hit &= (length >= back) & (self._table.history[slots, length - back] == mark)
         return hit
+
+
+def reasoning_before(prompt: I32, limit: ThinkingLimit) -> tuple[bool, int]:
+    """Whether an output begins in reasoning, and the tokens of it that the prompt has."""
+    start = _last(prompt, limit.starts)
+    inside = start > _last(prompt, limit.ends) if limit.opened is None else limit.opened
+    return inside, len(prompt) - start if inside and start else 0
 
 
 def _last(tokens: I32, sequences: Sequence[Marks]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, NoReturn
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.batch.slots import SlotTable
+from penstock.engine.synthetic.cut_reasoning import cut_reasoning
 from penstock.engine.synthetic.script import CompiledScript, ScriptedReply
 from penstock.wire.arrays import I8
 from penstock.wire.frames import FinishReason
@@ -76,8 +77,11 @@ class ScriptPlayer:
 
     def begin(self, slot: int, request: Submit) -> None:
         """A stream gets a slot."""
-        reply = self._answer(prompt_without_output(request), request.sampling.grammar)
-        rule = reply.rule
+        prompt = prompt_without_output(request)
+        reply = self._answer(prompt, request.sampling.grammar)
+        rule, limit = reply.rule, request.sampling.thinking
+        if limit is not None:
+            reply = replace(reply, tokens=cut_reasoning(reply.tokens, prompt, limit))
         end: str = rule.end
         if rule.end_times is not None and self._ended[reply.number] >= rule.end_times:
             end = "stop"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
+from penstock.generation.grammars.call_grammar import TokenIds, preceded, reasoning_grammar
+from penstock.generation.parsers.reasoning import THINK
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import ThinkingLimit
-from tests.engine.torch.harness import Driver, Outcome, make_engine, make_model, submit
+from tests.engine.support import byte_level_tokenizer
+from tests.engine.torch.harness import Driver, Outcome, make_engine, make_model, run_all, submit
 
 PROMPT = [5, 6, 7]
 
@@ -169,7 +174,8 @@ def some_requests(*, limits: bool) -> list[Any]:
 @pytest.fixture(scope="module")
 def expected(model_dir: Path) -> dict[int, list[int]]:
     requests = some_requests(limits=True)
-    outcomes = {each.stream: run(model_dir, [each])[each.stream].tokens for each in requests}
+    engine = make_engine(model_dir)
+    outcomes = {each.stream: run_all(engine, [each])[each.stream].tokens for each in requests}
     free = run(model_dir, some_requests(limits=False))
     changed = 0
     for each in requests:
@@ -205,3 +211,35 @@ def test_another_engine_goes_on_with_the_count(model_dir: Path, expected: dict[i
     for request in resumed:
         tokens = outcomes[request.stream].tokens
         assert tokens == expected[request.stream % 100][request.resumed :]
+
+
+ANSWER = "start: /[a-f]{3}-[0-9]{2,4}/"
+
+
+@pytest.mark.parametrize("method", [None, "ngram"])
+def test_a_grammar_holds_for_what_follows(tmp_path: Path, method: str | None) -> None:
+    """Its matcher takes the forced end; where it does not admit the end, none is forced."""
+    make_model("llama", tmp_path)
+    tokenizer = byte_level_tokenizer("ab", "abc")
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in ("<think>", "</think>")])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    added = {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items()}
+    opening, end = added["<think>"], added["</think>"]
+    marks = TokenIds({"<think>": opening, "</think>": end}, (opening, end), (1,))
+    grammar = preceded(ANSWER, reasoning_grammar(THINK, "<think>", marks))
+    requests = []
+    for budget in range(9):
+        limit = ThinkingLimit(budget, ((opening,),), ((end,),), (end,), (end,), opened=budget != 8)
+        whole: dict[str, Any] = {"grammar": grammar if budget < 7 else ANSWER, "thinking": limit}
+        requests.append(submit(budget, [opening, 5, 9][: 1 + budget], max_tokens=60, **whole))
+    options: dict[str, Any] = {} if method is None else {"speculative_method": method}
+    outcomes = run(tmp_path, requests, **options)
+    for budget, outcome in outcomes.items():
+        prompt = len(requests[budget].prompt) // 4 - 1
+        thought, answer = [], outcome.tokens
+        if budget < 7:
+            at = outcome.tokens.index(end)
+            thought, answer = outcome.tokens[:at], outcome.tokens[at + 1 :]
+            assert len(thought) == max(0, budget - prompt)
+        assert outcome.finish in (FinishReason.GRAMMAR, FinishReason.EOS)
+        assert re.fullmatch("[\\s]{0,2}[a-f]{3}-[0-9]{2,4}", tokenizer.decode(answer))
