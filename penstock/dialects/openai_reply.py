@@ -36,7 +36,6 @@ SERVICE_TIER = b'"default"'
 """The tier that serves all requests, whichever they ask for; ``priority`` is a field of its own."""
 NULLABLE = frozenset(("content", "refusal", "logprobs"))
 """Fields that OpenAI's schemas require and that may be null."""
-_WHOLE_NULLS = ((b"ec_transfer_params", b"null"), (b"metrics", b"null"))
 _FINGERPRINT = b',"system_fingerprint":' + encode_json(SYSTEM_FINGERPRINT)
 
 
@@ -122,8 +121,9 @@ class OpenAIReply(ReplyFormat):
     def end(self, usage: TokenUsage | None) -> bytes:
         if usage is None:
             return DONE
-        counts = encode_json(usage_field(usage))
-        return b'%b],"usage":%b%b}\n\n' % (self._prefix, counts, _FINGERPRINT) + DONE
+        counts, metrics = encode_json(usage_field(usage)), usage.metrics()
+        told = b"" if metrics is None else b',"metrics":' + encode_json(metrics)
+        return b'%b],"usage":%b%b%b}\n\n' % (self._prefix, counts, _FINGERPRINT, told) + DONE
 
     def error(self, error: StreamError) -> bytes:
         """Its message ends with the status that an HTTP reply would have had: agents look for that number to
@@ -169,14 +169,20 @@ class OpenAIReply(ReplyFormat):
         yield encode_json(start)[:-1] + b',"choices":['
         for index, choice in enumerate(reply.best_choices()):
             yield from self._whole_choice(index, choice, return_ids=return_ids)
-        usage = encode_json(usage_field(reply.usage()) if self.strict else whole_usage_field(reply.usage()))
+        counted = reply.usage()
+        usage = encode_json(usage_field(counted) if self.strict else whole_usage_field(counted))
         tier = self._kept(b"service_tier", self._service_tier)
         yield b']%b%b,"usage":%b' % (tier, _FINGERPRINT, usage)
         first = reply.choices[0]
         if not self.prompt_in_choice:
             yield from self.prompt_fields(first.prompt, return_ids=return_ids)
         transfer = b"null" if first.kv_transfer_params is None else first.kv_transfer_params
-        values = (*self.whole_nulls, (b"kv_transfer_params", transfer), *_WHOLE_NULLS)
+        values = (
+            *self.whole_nulls,
+            (b"kv_transfer_params", transfer),
+            (b"ec_transfer_params", b"null"),
+            (b"metrics", encode_json(counted.metrics())),
+        )
         yield b"".join([*(self._kept(name, value) for name, value in values), b"}"])
 
     def _whole_choice(self, index: int, choice: Choice, *, return_ids: bool) -> Iterator[bytes]:

@@ -39,6 +39,7 @@ from penstock.wire.messages import (
     WEIGHTS,
     Abort,
     AdapterKey,
+    Admitted,
     ApplyStates,
     Draining,
     EngineInfo,
@@ -417,6 +418,8 @@ class EngineClient:
                 self._on_routes(engine, message)
             case Started():
                 self._on_started(engine, message)
+            case Admitted():
+                self._on_admitted(engine, message)
             case EngineMetrics():
                 self._on_metrics(engine, message)
             case RpcReply():
@@ -438,6 +441,13 @@ class EngineClient:
         stream = self.streams.running_stream(engine.rank, started.stream)
         if stream is not None:
             stream.started = True
+
+    def _on_admitted(self, engine: EngineState, admitted: Admitted) -> None:
+        if self.streams is None:
+            raise WireError("a stream has a slot before any stream")
+        stream = self.streams.running_stream(engine.rank, admitted.stream)
+        if stream is not None:
+            stream.reply.on_admitted(stream, admitted.queued, time.monotonic() - admitted.ran)
 
     def _on_failed(self, engine: EngineState, failed: StreamFailed) -> None:
         if self.streams is None:

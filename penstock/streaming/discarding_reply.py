@@ -28,6 +28,9 @@ class DiscardingReply:
     ) -> None:
         self.tokens += len(tokens)
 
+    def on_admitted(self, stream: Stream, queued: float, at: float) -> None:
+        pass
+
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
         pass
 

@@ -45,6 +45,11 @@ class StreamReply(Protocol):
         """A row of one stream: its tokens (some aborts have none), and at its end the finish reason."""
         ...
 
+    def on_admitted(self, stream: Stream, queued: float, at: float) -> None:
+        """Its engine has given the stream a slot ``at`` that time, seconds of the monotonic clock, after it
+        was ``queued`` for so many; said only where requests are told their times."""
+        ...
+
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
         """Logprobs of the next tokens of the stream's prompt; all come before the first generated token. A
         resumed stream may repeat some. ``logprobs.row`` has no meaning here. Raises

@@ -19,6 +19,7 @@ RoutedExperts       engine      API server  none; the stream's last row follows
 EngineMetrics       engine      API server  none
 StatesObserved      engine      API server  none
 Started             engine      API server  none
+Admitted            engine      API server  none; the stream's first row follows
 Draining            engine      API server  none
 GoAway              engine      API server  none; the engine exits
 ==================  ==========  ==========  ==============================================================
@@ -450,6 +451,17 @@ class Started(msgspec.Struct, array_like=True, frozen=True, tag=23, gc=False):
     stream: Handle
 
 
+class Admitted(msgspec.Struct, array_like=True, frozen=True, tag=26, gc=False):
+    """A stream has been given a slot. Sent before its first row, by engines of servers that tell each request
+    its times (``--enable-per-request-metrics``)."""
+
+    stream: Handle
+    queued: float
+    """Seconds from its arrival to the step that computes it."""
+    ran: float
+    """Seconds since that step began."""
+
+
 class RpcReply(msgspec.Struct, array_like=True, frozen=True, tag=19):
     """Result or error of one RpcCall."""
 
@@ -518,6 +530,7 @@ FromEngine: TypeAlias = (
     | FrameHeader
     | StreamFailed
     | Started
+    | Admitted
     | RpcReply
     | GoAway
     | EngineMetrics

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.wire.messages import (
     Abort,
+    Admitted,
     ApplyStates,
     DesiredState,
     Disconnect,
@@ -148,6 +149,7 @@ FROM_ENGINE: list[tuple[FromEngine, str]] = [
         "96120511ac656e67696e655f6572726f72a869742062726f6b6500",
     ),
     (Started(5), "921705"),
+    (Admitted(5, 0.5, 0.25), "941a05cb3fe0000000000000cb3fd0000000000000"),
     (RpcReply(9, None, {"a": 1.0}), "971309c081a161cb3ff000000000000000c2a0"),
     (RpcReply(9, "no", None, 300, True, "conflict"), "971309a26e6fc0cd012cc3a8636f6e666c696374"),
     (GoAway("stopping"), "9214a873746f7070696e67"),

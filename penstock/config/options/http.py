@@ -84,6 +84,14 @@ class HttpOptions:
             "HTTP server",
         ),
     ] = False
+    enable_per_request_metrics: Annotated[
+        bool,
+        option(
+            "Tell in each reply of one choice how long the request waited and how fast its tokens came, as "
+            "metrics. Streams have them with their usage.",
+            "HTTP server",
+        ),
+    ] = False
     enable_tokenizer_info_endpoint: Annotated[
         bool,
         option(

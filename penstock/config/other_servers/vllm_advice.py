@@ -76,7 +76,6 @@ ADVICE: dict[str, Advice] = {
     "--reasoning-parser-plugin": Unsupported("--reasoning-parser has the formats that are served"),
     "--tool-strict-level": Unsupported("a tool's own strict field and tool_choice decide"),
     "--tool-server": Unsupported("tools run at the client"),
-    "--enable-per-request-metrics": Unsupported("/metrics has the times of requests"),
     "--cohere-is-reasoning-model": Unsupported("there is no Cohere API"),
     "--cohere-format": Unsupported("there is no Cohere API"),
     "--anthropic-disabled-thinking-effort": Unsupported("the thinking field of requests decides"),

@@ -204,6 +204,7 @@ class ResponsesReply(ReplyFormat):
             "usage": encode_json(self._usage_field(usage)),
             "transfer": transfer,
             "versions": versions,
+            "metrics": usage.metrics(),
         }
         is_short = self._output.candidates <= SHORT_CANDIDATES
         made = b"".join(self._object(**response)) if is_short else response
@@ -275,16 +276,18 @@ class ResponsesReply(ReplyFormat):
         usage: bytes = b"null",
         transfer: KVTransferParams | None = None,
         versions: Sequence[WeightSpan] | None = None,
+        metrics: dict[str, float] | None = None,
     ) -> Iterator[bytes]:
         yield (
             b'{"id":"%b","object":"response","created_at":%d,"status":"%b","completed_at":%b,"error":%b,'
             b'"incomplete_details":%b,"output":['
         ) % (self.id.encode(), self._created_at, status, completed_at, error, incomplete)
         yield from self._output.items()
-        yield b'],"usage":%b%b%b,%b}' % (
+        yield b'],"usage":%b%b%b%b,%b}' % (
             usage,
             b"" if transfer is None else b',"kv_transfer_params":' + transfer,
             b"" if versions is None else b',"weight_versions":' + encode_json(versions),
+            b"" if metrics is None else b',"metrics":' + encode_json(metrics),
             self._fields.echo,
         )
 

@@ -122,6 +122,7 @@ def run(control: ControlChannel) -> int:
                         kv_events=kv_events,
                         adapters=adapters,
                         kept_prompt_bytes=config.kept_prompt_bytes,
+                        tells_times=config.enable_per_request_metrics,
                     ),
                 )
                 collector.start()
@@ -204,6 +205,8 @@ class LoopParts(NamedTuple):
     """None: the engine runs none."""
     kept_prompt_bytes: int = 0
     """Bytes of prompts that are kept for API servers."""
+    tells_times: bool = False
+    """Whether API servers are told of each stream that gets a slot."""
 
 
 NO_PARTS = LoopParts()
@@ -237,7 +240,7 @@ class EngineLoop:
         collector, membership = parts.collector, parts.membership
         self._engine = engine
         self._socket = socket
-        self._publisher = Publisher(socket, kept_prompt_bytes=parts.kept_prompt_bytes)
+        self._publisher = Publisher(socket, parts.kept_prompt_bytes, tells_times=parts.tells_times)
         self._kv_events = parts.kv_events
         engine.on_resubmitted_start(self._publisher.start)
         self._group = parts.group
@@ -369,7 +372,12 @@ class EngineLoop:
         began = self._clock()
         rows = self._engine.step()
         now = self._clock()
-        self._stats.admit(self._engine.take_admitted(), began)
+        admitted = self._engine.take_admitted()
+        self._stats.admit(admitted, began)
+        if self._publisher.tells_times:
+            for server, number in admitted:
+                queued = began - self._stats.times_of(number).arrived
+                self._publisher.admit(server, number, max(0.0, queued), now - began)
         self._stats.preempt(self._engine.take_preempted())
         self._publish(rows, now)
         return now

@@ -19,6 +19,7 @@ from penstock.logging_setup import RateLimitedLog
 from penstock.wire.frames import TokenFrame, encode_frame
 from penstock.wire.messages import (
     OVERLOADED,
+    Admitted,
     Draining,
     EngineMetrics,
     GoAway,
@@ -44,6 +45,7 @@ Message = (
     Welcome
     | StreamFailed
     | Started
+    | Admitted
     | RpcReply
     | GoAway
     | Draining
@@ -65,11 +67,17 @@ class Publisher:
     """Sends the rows and messages of one engine to its API servers, in order for each of them."""
 
     def __init__(
-        self, socket: FrameSocket, clock: Callable[[], float] = time.monotonic, kept_prompt_bytes: int = 0
+        self,
+        socket: FrameSocket,
+        kept_prompt_bytes: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        tells_times: bool = False,
     ) -> None:
         """``clock`` returns monotonic seconds. ``kept_prompt_bytes``: of prompts that are kept for API
-        servers."""
+        servers. ``tells_times``: streams that get a slot are told of."""
         self.peers = Peers(kept_prompt_bytes)
+        self.tells_times = tells_times
         self.step = 0
         """Steps published."""
         self._weights = 0
@@ -176,6 +184,10 @@ class Publisher:
     def start(self, server: int, number: int) -> None:
         """Send Started for an open stream."""
         self.send(server, Started(self.peers.handle_of(number)))
+
+    def admit(self, server: int, number: int, queued: float, ran: float) -> None:
+        """Send Admitted for an open stream."""
+        self.send(server, Admitted(self.peers.handle_of(number), queued, ran))
 
     def send_to_all(self, message: Message) -> None:
         for peer in self.peers:

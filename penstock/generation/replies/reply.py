@@ -25,7 +25,7 @@ from penstock.generation.replies.logprobs import LogprobCollector, PromptLogprob
 from penstock.generation.replies.parsed_output import ParsedOutput
 from penstock.generation.replies.routed_experts import check_routes
 from penstock.generation.replies.text_places import TextPlaces
-from penstock.generation.replies.token_usage import TokenUsage, count_usage
+from penstock.generation.replies.token_usage import RequestTimes, TokenUsage, count_usage
 from penstock.generation.replies.turns import Turns
 from penstock.streaming.assembler import Assembler, RowText
 from penstock.streaming.engine_faults import INVALID_LOGPROBS, INVALID_TRANSFER, InvalidOutputError
@@ -219,6 +219,10 @@ class RequestReply(ABC):
     """The engine that the first choice was submitted to."""
     first_token_at: float | None = None
     """Monotonic seconds."""
+    admitted: tuple[float, float] | None = None
+    """How long the first stream waited for a slot, and when it got it; None: its engine has not said so."""
+    last_token_at = 0.0
+    """Kept if ``admitted`` is known."""
     resumptions: Sequence[tuple[float, int, int]] = ()
     """For each time that a stream lost its engine: time, rank of the next engine, tokens until then."""
     cached = 0
@@ -338,6 +342,10 @@ class RequestReply(ABC):
         position = self.context.streams.num_delivered(stream) - len(tokens)
         return choice.parsed.add_tokens(choice.assembler, position, text, finish)
 
+    def on_admitted(self, stream: Stream, queued: float, at: float) -> None:
+        if self.admitted is None:
+            self.admitted = queued, at
+
     def on_resumed(self, rank: int, position: int) -> None:
         self.resumptions = (*self.resumptions, (time.monotonic(), rank, position))
 
@@ -421,6 +429,8 @@ class RequestReply(ABC):
 
     def _end_choice(self, choice: Choice, stream: Stream, generated: int) -> None:
         choice.generated, choice.stream = generated, None
+        if self.admitted is not None:
+            self.last_token_at = time.monotonic()
         if stream.versions is not None:
             adapter = None if self.plan.adapter is None else self.plan.adapter[1]
             choice.weight_versions = weight_spans(stream.versions, generated, adapter)
@@ -477,7 +487,10 @@ class RequestReply(ABC):
 
     def usage(self) -> TokenUsage:
         """Token counts of all choices."""
-        return count_usage(self.choices, self.cached)
+        usage = count_usage(self.choices, self.cached)
+        if self.admitted is None or self.first_token_at is None or len(self.choices) > 1:
+            return usage
+        return usage._replace(times=RequestTimes(*self.admitted, self.first_token_at, self.last_token_at))
 
     # -- text
 

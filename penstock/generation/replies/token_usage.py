@@ -9,6 +9,30 @@ if TYPE_CHECKING:
     from penstock.generation.replies.reply import Choice
 
 
+class RequestTimes(NamedTuple):
+    """When a request's only stream was admitted and sent tokens: seconds of the monotonic clock."""
+
+    queued: float
+    """How long it waited for a slot."""
+    admitted: float
+    first_token: float
+    last_token: float
+
+    def metrics(self, tokens: int) -> dict[str, float]:
+        """vLLM's field ``metrics`` of a reply of so many tokens, without what they are too few for."""
+        prefill, decode = self.first_token - self.admitted, self.last_token - self.first_token
+        shown = {
+            "time_to_first_token_ms": prefill * 1e3,
+            "generation_time_ms": decode * 1e3,
+            "queue_time_ms": self.queued * 1e3,
+        }
+        if tokens > 1:
+            shown["mean_itl_ms"] = decode * 1e3 / (tokens - 1)
+        if prefill + decode > 0:
+            shown["tokens_per_second"] = tokens / (prefill + decode)
+        return {name: round(max(0.0, value), 3) for name, value in shown.items()}
+
+
 class TokenUsage(NamedTuple):
     """Token counts of a request, or of one choice so far."""
 
@@ -18,6 +42,12 @@ class TokenUsage(NamedTuple):
     """Prompt tokens found in the prefix cache; None: not reported."""
     reasoning_tokens: int | None = None
     """The part of the completion that is reasoning; None: reasoning is not parsed."""
+    times: RequestTimes | None = None
+    """Of a request whose reply tells them."""
+
+    def metrics(self) -> dict[str, float] | None:
+        """The field ``metrics`` of a reply; None: it has none."""
+        return None if self.times is None else self.times.metrics(self.completion_tokens)
 
 
 def count_usage(choices: Sequence[Choice], cached_tokens: int) -> TokenUsage:

@@ -596,7 +596,7 @@ def test_failed_is_what_the_wire_says(publisher: Publisher, outbox: Room) -> Non
 
 def test_streams_refused_for_load_are_told_when_there_is_room(outbox: Room) -> None:
     now = 5.0
-    publisher = Publisher(outbox, lambda: now)
+    publisher = Publisher(outbox, clock=lambda: now)
     publisher.attach(0, b"zero")
     for stream in (10, 20, 30, 40):
         streams, ends = (
