@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from penstock.api.time_sliced_sender import TimeSlicedSender
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.connections import MAX_QUEUED_BYTES
 from penstock.dispatch.engine_client import NO_HINTS, RoutingHints
+from penstock.generation.compaction.planned import PlannedCompaction, Summary, SummaryText
 from penstock.generation.dialect import Dialect, LookedUp, ReplyFormat, RequestInfo
 from penstock.generation.grammars.checker import GrammarChecker
 from penstock.generation.plan import RequestPlan, constrain
@@ -58,6 +60,9 @@ TRUNCATED = 4
 RANK_HEADER, SESSION_HEADER = b"x-data-parallel-rank", b"x-session-id"
 MAX_RANK_DIGITS = 20
 """Maximum digits of X-data-parallel-rank, leading zeros included."""
+
+
+Result = TypeVar("Result")
 
 
 class Work(msgspec.Struct, gc=False):
@@ -158,6 +163,8 @@ class GenerationRoutes:
             if plan.answer is not None:
                 await request.http.reply_json(plan.answer)
                 return
+            if plan.compaction is not None:
+                plan, prompts = await self._compacted(request, dialect, plan, prompts, info)
             if plan.warning is not None:
                 request.add_headers((b"warning", b'299 penstock "%b"' % plan.warning.encode()))
             if plan.constraint is not None and self._constrains:
@@ -170,9 +177,7 @@ class GenerationRoutes:
             if prompts is None:
                 prompts = self._tokenize(plan)
             if prompts is None:
-                tokenized = self._large.run_in_thread(_characters(plan), self._tokenize_all, plan)
-                prompts = await request.http.unless_gone(tokenized)
-                self._check_open()
+                prompts = await self._in_thread(request, _characters(plan), self._tokenize_all, plan)
             plan.prompts = ()  # nor are their texts
             if dialect.renders:
                 await self._sender.send_json(
@@ -195,12 +200,65 @@ class GenerationRoutes:
         self, dialect: Dialect, body: bytes, info: RequestInfo, found: LookedUp | None, *, tokenize: bool
     ) -> tuple[RequestPlan, list[Prompt] | None]:
         """The plan of a body and, with ``tokenize``, its prompts. Raises ApiError."""
-        plan = dialect.plan(body, info, found)
+        plan = self._salted(dialect.plan(body, info, found), info)
         if info.accept and asks_for(info.accept, SAFETENSORS, EVENTS if plan.stream else JSON):
             plan_columns(plan)
+        return plan, self._tokenize_all(plan) if tokenize and plan.compaction is None else None
+
+    def _salted(self, plan: RequestPlan, info: RequestInfo) -> RequestPlan:
         if info.tenant is not None and not self._config.shared_prefix_cache:
             plan.cache_salt = info.tenant + (plan.cache_salt or "")
-        return plan, self._tokenize_all(plan) if tokenize else None
+        return plan
+
+    async def _in_thread(
+        self, request: ApiRequest, size: int, work: Callable[..., Result], *arguments: Any
+    ) -> Result:
+        made = await request.http.unless_gone(self._large.run_in_thread(size, work, *arguments))
+        self._check_open()
+        return made
+
+    async def _compacted(
+        self,
+        request: ApiRequest,
+        dialect: Dialect,
+        plan: RequestPlan,
+        prompts: list[Prompt] | None,
+        info: RequestInfo,
+    ) -> tuple[RequestPlan, list[Prompt] | None]:
+        """The plan of a request, or if its prompt is long the one that goes on with a summary of it. A
+        summary that fails changes nothing: the request goes on if it fits."""
+        compaction: PlannedCompaction = plan.compaction
+        plan.compaction = None  # nor is it kept, with all that it refers to
+        size = _characters(plan)
+        if prompts is None:
+            prompts = await self._in_thread(request, size, self._lengths, plan, compaction.threshold)
+        if prompts[0].length <= compaction.threshold:
+            return plan, prompts
+        planned = self._salted(await self._in_thread(request, size, compaction.summary_plan), info)
+        asked = await self._in_thread(request, _characters(planned), self._tokenize_all, planned)
+        answer = dialect.reply_format(plan, request.request_id)
+        format = SummaryText(answer.api, answer.id)
+        sampling = planned.sampling(asked[0].length)
+        hints = self._routing_hints(request.http, plan.session)
+        work = Work(planned, format, hints, asked, [sampling], (request.request_id, format.id))
+        collected = CollectedReply(self._context, planned, format, request.arrival)
+        request.http.sink.listen(collected)
+        self._submit(collected, work)
+        error = await collected.done
+        if collected.left:
+            raise ClientGone
+        self._check_open()
+        text = format.text if error is None else ""
+        resumed = await self._in_thread(request, size, compaction.resumed, Summary(text, collected.usage()))
+        return (plan, prompts) if resumed is None else (self._salted(resumed, info), None)
+
+    def _lengths(self, plan: RequestPlan, threshold: int) -> list[Prompt]:
+        """The prompts of a plan; one that is too long for the context, and longer than ``threshold``, has no
+        tokens."""
+        [text] = plan.prompts
+        if isinstance(text, str) and self._tokenizer.is_longer(text, plan.max_model_len):
+            return [Prompt(b"", max(plan.max_model_len, threshold) + 1)]
+        return self._tokenize_all(plan)
 
     async def _plan_anywhere(
         self,

@@ -83,6 +83,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     """Whether the reply is columns of token ids and logprobs, not the API's own."""
     format: MessageFormat | None = None
     """How to parse tool calls and reasoning; None: all text is content."""
+    compaction: Any = None
+    """A PlannedCompaction of :mod:`penstock.generation.compaction.planned`: for a long prompt."""
     answer: bytes | None = None
     """The whole reply, as JSON, to a request for which nothing is generated."""
 

@@ -27,9 +27,16 @@ from penstock.streaming.decoder_plan import DecoderMode, DecoderPlan, DecoderSta
 
 log = logging.getLogger(__name__)
 
+_decode_text = msgspec.json.Decoder(str).decode
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 _encode_json = msgspec.json.Encoder().encode
+
+
+def unescape_json(text: bytes) -> str:
+    """The text that ``text`` is inside a JSON string."""
+    return _decode_text(b'"%b"' % text)
 
 
 def escape_json(text: str) -> bytes:

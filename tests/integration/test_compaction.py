@@ -19,8 +19,6 @@ rules:
   reply: {reasoning: "Everything.", text: "Goal: find the speed. It is 3."}
 - match: {prompt: "It is 3", text: "How fast"}
   reply: {text: "As I noted: 3."}
-- match: {prompt: "It is 3"}
-  reply: {text: "I go on."}
 - reply: {text: "I do not know."}
 """
 ASK = {"role": "user", "content": "How fast is it?"}
@@ -117,3 +115,57 @@ def test_items_outlive_the_server(folder: Path, tmp_path: Path, server: Server) 
         assert text_of(client.post("/v1/responses", json={"input": [*output, ASK]})) == "As I noted: 3."
         asked = client.post("/v1/responses/compact", json={"input": [*output, ASK]})
         assert asked.status_code == 200
+
+
+def threshold(tokens: int) -> list[dict[str, Any]]:
+    return [{"type": "compaction", "compact_threshold": tokens}]
+
+
+def test_a_long_conversation_is_compacted_and_goes_on(connections: list[httpx.Client]) -> None:
+    one, other = connections
+    asked = {"input": [*WORK, ASK], "store": True, "context_management": threshold(20)}
+    whole = one.post("/v1/responses", json=asked).json()
+    assert [item["type"] for item in whole["output"]] == ["compaction", "message"]
+    assert whole["output"][1]["content"][0]["text"] == "As I noted: 3."
+    events = events_of(other.post("/v1/responses", json=asked | {"stream": True}).text)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"].removeprefix("response.") for event in events[:6]] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "compaction.compacting",
+        "output_item.done",
+        "output_item.added",
+    ]
+    assert events[0]["response"]["output"] == []
+    assert [events[4]["output_index"], events[5]["output_index"]] == [0, 1]
+    final = events[-1]["response"]
+    assert final["output"][0] == events[4]["item"]
+    assert [item["type"] for item in final["output"]] == ["compaction", "message"]
+    assert final["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    after = {"input": [ASK], "previous_response_id": final["id"], "context_management": threshold(10_000)}
+    reply = one.post("/v1/responses", json=after)
+    assert text_of(reply) == "As I noted: 3."
+    assert [item["type"] for item in reply.json()["output"]] == ["message"]
+    again = {"input": [*WORK, ASK, *final["output"], ASK]}
+    assert text_of(one.post("/v1/responses", json=again)) == "As I noted: 3."
+
+
+def test_a_conversation_beyond_the_context_is_compacted(connections: list[httpx.Client]) -> None:
+    long = [*WORK[:2], {**WORK[2], "output": "word " * 40_000}, ASK]
+    refused = connections[0].post("/v1/responses", json={"input": long})
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    reply = connections[0].post("/v1/responses", json={"input": long, "context_management": threshold(1000)})
+    assert text_of(reply) == "As I noted: 3."
+
+
+def test_what_a_context_management_may_be(connections: list[httpx.Client]) -> None:
+    def param(given: Any) -> str:
+        reply = connections[0].post("/v1/responses", json={"input": "a", "context_management": given})
+        assert reply.status_code == 400, reply.text
+        return str(reply.json()["error"]["param"])
+
+    assert param({}) == "context_management"
+    assert param([{}]) == "context_management[0]"
+    assert param([{"type": "x"}]) == "context_management[0].type"
+    assert param(threshold(0)) == "context_management[0].compact_threshold"

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from penstock.dialects.responses.output import Output, OutputOptions
-from penstock.dialects.responses.output_items import COMPLETED, IN_PROGRESS, OutputItem, unescape_json
+from penstock.dialects.responses.output_items import COMPLETED, CompactionItem
 from penstock.dialects.responses.reply import ResponseFields, ResponsesReply
 from penstock.dialects.responses.request_schema import InputItem
-from penstock.generation.compaction.compaction import NO_SUMMARY, newest, no_summary
+from penstock.generation.compaction.compaction import CUT, NO_SUMMARY, newest, no_summary
+from penstock.generation.compaction.planned import said
 from penstock.generation.compaction.seal import Seals
 from penstock.generation.dialect import EventContent
-from penstock.generation.parsers.delta import CallDelta, Delta
+from penstock.generation.parsers.delta import Delta
 from penstock.generation.prompt.template_rules import SYSTEM_ROLES
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.logprobs import TokenLogprobs
@@ -21,12 +22,12 @@ from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import ApiError, encode_json
 from penstock.store.response_store import ResponseStore
 from penstock.streaming.rows.event_record import EventRecord
+from penstock.streaming.token_table import unescape_json
 from penstock.streaming.weight_spans import WeightSpan
 from penstock.wire.messages import KVTransferParams
 
 SILENCE_S = 10.0
 """While a summary is written, its stream has a comment after this time: there is nothing else to send."""
-CUT = "\n\n[The summary ends here: it has reached its limit.]"
 
 
 class Summaries(NamedTuple):
@@ -80,22 +81,6 @@ def _characters(item: InputItem) -> int:
     return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
 
 
-class CompactionItem(OutputItem):
-    """A sealed summary."""
-
-    __slots__ = ("sealed",)
-
-    prefix = "cmp"
-    delta_event = done_event = b""  # its text is in no event
-
-    def __init__(self, id: str, index: int) -> None:
-        super().__init__(id, index)
-        self.sealed = ""
-
-    def json(self, status: bytes, text: bytes | None) -> Iterator[bytes]:
-        yield b'{"id":"%b","type":"compaction","encrypted_content":"%b"}' % (self.id, self.sealed.encode())
-
-
 class SummaryOutput(Output):
     """The output of a compaction: one item. What the model reasons, and calls in its text, is no part of the
     summary."""
@@ -111,14 +96,10 @@ class SummaryOutput(Output):
         """The first events of the item."""
         item = CompactionItem(self._new_id(CompactionItem), len(self.closed))
         self.open = item
-        place = b'"item_id":"%b","output_index":%d' % (item.id, item.index)
-        yield from self._item_event(b"response.output_item.added", item, item.json(IN_PROGRESS, None))
-        yield from self.event(b"response.compaction.compacting", place, ())
+        return self.compacting(item)
 
     def add(self, delta: Delta, logprobs: TokenLogprobs | None = None) -> Iterator[bytes]:
-        self._texts += [
-            piece.text for piece in delta.pieces if not isinstance(piece, CallDelta) and not piece.reasoning
-        ]
+        self._texts.append(said(delta))
         return iter(())
 
     def add_text(self, text: bytes, logprobs: TokenLogprobs | None) -> Iterable[bytes]:

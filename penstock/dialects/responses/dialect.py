@@ -15,10 +15,11 @@ from penstock.dialects.responses.errors import error_body
 from penstock.dialects.responses.included import ENCRYPTED, LOGPROBS, included_fields
 from penstock.dialects.responses.output import OutputOptions
 from penstock.dialects.responses.prompts import NO_STORE, Found, ResponsePrompt, ResponsePrompts
-from penstock.dialects.responses.reply import ResponseFields, ResponsesReply
+from penstock.dialects.responses.reply import Compacted, ResponseFields, ResponsesReply
 from penstock.dialects.responses.request_schema import UNSUPPORTED, InputItem, ResponseRequest, TextFormat
 from penstock.dialects.responses.text_format import text_format
 from penstock.generation.compaction.compaction import Compaction, room
+from penstock.generation.compaction.planned import Summary, checked_entries, checked_threshold
 from penstock.generation.dialect import NO_INFO, CountedPrompt, Dialect, RequestInfo, TokenCounter
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import RequestPlan, constrain
@@ -65,14 +66,25 @@ class Responses(Dialect):
         request = self._request(body)
         if info.session is not None:
             _check_message(request)
-        included = included_fields(request)
-        logprobs = self._logprobs(request, included)
         max_tokens = request.max_output_tokens
         if max_tokens is not None:
             validation.check_max_tokens(max_tokens, processor.model_info.max_model_len, "max_output_tokens")
+        included_fields(request)
         prompt = self._prompts.prompt(request, found, info)
         if prompt.compacts:
-            return self._summary_plan(request, prompt, included, info)
+            return self._summary_plan(request, prompt, info)
+        plan = self._answer_plan(request, prompt, info)
+        if request.context_management is not None:
+            threshold = compact_threshold(request.context_management)
+            if threshold is not None:
+                plan.compaction = ThresholdCompaction(self, request, found, prompt, info, threshold)
+        return plan
+
+    def _answer_plan(
+        self, request: ResponseRequest, prompt: ResponsePrompt, info: RequestInfo
+    ) -> RequestPlan:
+        processor, max_tokens = self._processor, request.max_output_tokens
+        logprobs = self._logprobs(request, included_fields(request))
         if _prewarms(request):  # the engine makes a token, which is not sent
             max_tokens = 0
         plan = processor.plan(
@@ -89,7 +101,18 @@ class Responses(Dialect):
             show_reasoning=request.include_reasoning is not False,
             one_call=request.parallel_tool_calls is False,
         )
-        plan.dialect_fields = self._fields(request, plan, prompt, included, info)
+        plan.dialect_fields = self._fields(request, plan, prompt, info)
+        return plan
+
+    def _compacted_plan(
+        self, request: ResponseRequest, prompt: ResponsePrompt, info: RequestInfo, summary: Summary
+    ) -> RequestPlan:
+        """The plan of a request whose conversation so far is replaced by a summary."""
+        summaries = self._prompts.summaries(info)
+        prompt.conversation.compact(summary.text, summaries.kept_characters)
+        text = prompt.render(prompt.conversation.messages)
+        plan = self._answer_plan(request, prompt._replace(text=text), info)
+        plan.dialect_fields.compacted = Compacted(summaries.seal(summary.text), summary.usage)
         return plan
 
     def _request(self, body: bytes) -> ResponseRequest:
@@ -99,7 +122,7 @@ class Responses(Dialect):
         return request
 
     def _summary_plan(
-        self, request: ResponseRequest, prompt: ResponsePrompt, included: frozenset[str], info: RequestInfo
+        self, request: ResponseRequest, prompt: ResponsePrompt, info: RequestInfo
     ) -> RequestPlan:
         """The plan of a summary: sampled as the request says, and not bound to what its answers must be."""
         processor = self._processor
@@ -118,7 +141,7 @@ class Responses(Dialect):
         plan.warning = prompt.warning
         processor.set_output_format(plan, prompt.choice, prompt.text)
         constrain(plan, None)
-        fields = self._fields(free, plan, prompt, included, info)
+        fields = self._fields(free, plan, prompt, info)
         plan.dialect_fields = CompactionFields(fields, self._prompts.summaries(info))
         return plan
 
@@ -148,9 +171,9 @@ class Responses(Dialect):
         request: ResponseRequest,
         plan: RequestPlan,
         prompt: ResponsePrompt,
-        included: frozenset[str],
         info: RequestInfo,
     ) -> ResponseFields:
+        included = included_fields(request)
         stored = self._store is not None and request.store is not False
         session = None if stored else info.session
         background = bool(request.background)
@@ -173,6 +196,27 @@ class Responses(Dialect):
         )
 
 
+class ThresholdCompaction(NamedTuple):
+    """The compaction of a request whose prompt has more tokens than it allows."""
+
+    dialect: Responses
+    request: ResponseRequest
+    found: Found | None
+    prompt: ResponsePrompt
+    info: RequestInfo
+    threshold: int
+
+    def summary_plan(self) -> RequestPlan:
+        dialect = self.dialect
+        prompt = dialect._prompts.prompt(self.request, self.found, self.info, compacts=True)
+        return dialect._summary_plan(self.request, prompt, self.info)
+
+    def resumed(self, summary: Summary) -> RequestPlan | None:
+        if not summary.text:
+            return None
+        return self.dialect._compacted_plan(self.request, self.prompt, self.info, summary)
+
+
 class Compact(Responses):
     """OpenAI's compaction of a conversation."""
 
@@ -185,7 +229,7 @@ class Compact(Responses):
             request, stream=None, store=False, background=None, stream_options=None
         )
         prompt = self._prompts.prompt(once, found, info, compacts=True)
-        plan = self._summary_plan(once, prompt, frozenset(), info)
+        plan = self._summary_plan(once, prompt, info)
         kept = _with_ids(prompt.kept, plan.dialect_fields.response.id)
         plan.dialect_fields.response.input = encode_json(kept)
         return plan
@@ -229,6 +273,19 @@ def _check_message(request: ResponseRequest) -> None:
         reason = "not over a WebSocket; send POST /v1/responses"
         raise ApiError(400, f"background: {reason}.", param="background")
     request.stream = True
+
+
+def compact_threshold(given: Any) -> int | None:
+    """The least compact_threshold of the field context_management; None: it asks for none. Raises
+    ApiError."""
+    thresholds = []
+    for number, entry in enumerate(checked_entries(given, "context_management")):
+        field = f"context_management[{number}]"
+        if entry["type"] != "compaction":
+            raise refused(f"{field}.type must be compaction.", f"{field}.type", entry["type"])
+        if entry.get("compact_threshold") is not None:
+            thresholds.append(checked_threshold(entry["compact_threshold"], f"{field}.compact_threshold"))
+    return min(thresholds, default=None)
 
 
 def _prewarms(request: ResponseRequest) -> bool:

@@ -160,15 +160,19 @@ class Conversation:
                 )
 
     def _compact(self, item: InputItem, field: str) -> None:
-        """Replace the messages so far by their summary and what stays beside it."""
+        """Replace the messages so far by what an item has. Raises ApiError."""
         summaries = self._summaries
         if summaries is None or item.type == TRIGGER:
             why = "is not for this model server" if summaries is None else "must be the last item of input"
             raise ApiError(400, f"{field}: an item of type {item.type} {why}.", param=f"{field}.type")
-        summary = summaries.text(item, field)
+        self.compact(summaries.text(item, field), summaries.kept_characters)
+
+    def compact(self, summary: str, most: int) -> None:
+        """Replace the messages so far by their summary and by what stays beside it, of the user's ``most``
+        characters."""
         before = [message for message in self.messages if message is not self._summary]
         self._turn, self._summary = None, summary_message(summary)
-        self._messages = [*kept(before, summaries.kept_characters), self._summary]
+        self._messages = [*kept(before, most), self._summary]
 
     def _message(self, item: InputItem, field: str) -> None:
         role = _needed(item.role, f"{field}.role")

@@ -15,6 +15,7 @@ from penstock.dialects.responses.output_items import (
     COMPLETED,
     IN_PROGRESS,
     INCOMPLETE,
+    CompactionItem,
     CustomCallItem,
     FunctionCallItem,
     MessageItem,
@@ -113,6 +114,21 @@ class Output:
         if not call.arguments:
             return opening
         return chain(opening, self._delta(escape_json(call.arguments), self.open.PLAIN_TAIL))
+
+    def compacting(self, item: CompactionItem) -> Iterable[bytes]:
+        """The first events of a compaction's item."""
+        place = b'"item_id":"%b","output_index":%d' % (item.id, item.index)
+        added = self._item_event(b"response.output_item.added", item, item.json(IN_PROGRESS, None))
+        return chain(added, self.event(b"response.compaction.compacting", place, ()))
+
+    def add_compaction(self, sealed: str) -> Iterable[bytes]:
+        """The events of what stands for the conversation before this output."""
+        item = CompactionItem(self._new_id(CompactionItem), len(self.closed))
+        events = self.compacting(item)
+        item.sealed, item.status = sealed, COMPLETED
+        self.closed.append(item)
+        done = self._item_event(b"response.output_item.done", item, item.json(COMPLETED, b""))
+        return chain(events, done)
 
     def finish(self, *, cut: bool) -> Iterable[bytes]:
         """The output has ended; ``cut``: by max_output_tokens."""

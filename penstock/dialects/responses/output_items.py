@@ -11,14 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
-import msgspec
-
 from penstock.dialects.responses.reasoning_content import seal_reasoning
 from penstock.generation.replies.logprobs import KeptLogprobs
 from penstock.http.errors import encode_json
-from penstock.streaming.token_table import escape_json
-
-_decode_text = msgspec.json.Decoder(str).decode
+from penstock.streaming.token_table import escape_json, unescape_json
 
 IN_PROGRESS, COMPLETED, INCOMPLETE = b"in_progress", b"completed", b"incomplete"
 
@@ -152,6 +148,22 @@ class SummaryItem(ReasoningItem):
         return b'"summary":[%b]' % part
 
 
+class CompactionItem(OutputItem):
+    """A sealed summary."""
+
+    __slots__ = ("sealed",)
+
+    prefix = "cmp"
+    delta_event = done_event = b""  # its text is in no event
+
+    def __init__(self, id: str, index: int, *, sealed: str = "") -> None:
+        super().__init__(id, index)
+        self.sealed = sealed
+
+    def json(self, status: bytes, text: bytes | None) -> Iterator[bytes]:
+        yield b'{"id":"%b","type":"compaction","encrypted_content":"%b"}' % (self.id, self.sealed.encode())
+
+
 class FunctionCallItem(OutputItem):
     """A call of a function."""
 
@@ -190,8 +202,3 @@ class CustomCallItem(FunctionCallItem):
     delta_event = b"response.custom_tool_call_input.delta"
     done_event = b"response.custom_tool_call_input.done"
     text_field = b"input"
-
-
-def unescape_json(text: bytes) -> str:
-    """The text that ``text`` is inside a JSON string."""
-    return _decode_text(b'"%b"' % text)

@@ -33,6 +33,8 @@ class ResponsePrompt(NamedTuple):
     """The prompt of a request."""
 
     text: str
+    conversation: Conversation
+    render: Callable[[list[Message]], str]
     items: list[InputItem]
     """The request's own, references resolved."""
     tools: Tools
@@ -166,7 +168,7 @@ class ResponsePrompts:
         else:
             text = self._rendered(request, conversation.messages, render)
         warning = _warning(choice, tools, conversation)
-        return ResponsePrompt(text, items, tools, choice, warning, compacts, kept)
+        return ResponsePrompt(text, conversation, render, items, tools, choice, warning, compacts, kept)
 
     def _render(self, request: ResponseRequest, choice: ToolChoice) -> Callable[[list[Message]], str]:
         """The way from messages to the prompt's text."""

@@ -38,6 +38,14 @@ _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """The API's names by status; all others are server_error."""
 
 
+class Compacted(msgspec.Struct):
+    """What stands for the conversation of a request."""
+
+    sealed: str
+    usage: TokenUsage
+    """What the summary took."""
+
+
 class ResponseFields(msgspec.Struct, kw_only=True):
     """What the reply needs of its request."""
 
@@ -51,6 +59,8 @@ class ResponseFields(msgspec.Struct, kw_only=True):
     previous_id: str | None
     stored: bool
     background: bool
+    compacted: Compacted | None = None
+    """What the request's conversation was replaced by."""
     prewarms: bool = False
     """Whether there is to be no output."""
     session: RecentResponses | None = None
@@ -111,15 +121,21 @@ class ResponsesReply(ReplyFormat):
     def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
         if self._started:
             return b""
-        self._started = True
         running = tuple(self._object(b"in_progress"))
         events = b"" if self._fields.background else self._response_event(b"response.created", running)
-        return events + self._response_event(b"response.in_progress", running)
+        return events + self._response_event(b"response.in_progress", running) + self._begin()
+
+    def _begin(self) -> bytes:
+        """The events before those of the output."""
+        self._started, compacted = True, self._fields.compacted
+        return b"" if compacted is None else self._made(self._output.add_compaction(compacted.sealed))
 
     def event(self, index: int, content: EventContent) -> bytes:
         return self._made(self._add(content))
 
     def collect(self, index: int, content: EventContent) -> None:
+        if not self._started:
+            self._begin()
         self._add(content)  # its events are not made
 
     def _add(self, content: EventContent) -> Iterable[bytes]:
@@ -292,6 +308,8 @@ class ResponsesReply(ReplyFormat):
         )
 
     def _usage_field(self, usage: TokenUsage) -> dict[str, Any]:
+        if self._fields.compacted is not None:
+            usage = usage.plus(self._fields.compacted.usage)
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0},

@@ -178,7 +178,10 @@ class ResponseRequest(GenerateRequest, kw_only=True):
     ] = None
     prompt: Any = None
     conversation: Any = None
-    context_management: Any = None
+    context_management: Annotated[
+        Any,
+        about('[{"type": "compaction", "compact_threshold": N}]: summarize a longer conversation first.'),
+    ] = None
     moderation: Any = None
 
 
@@ -186,7 +189,6 @@ UNSUPPORTED = (
     *COMMON,
     UnsupportedField("logprob_token_ids", absent, MUST_BE_ABSENT),
     UnsupportedField("best_of", lambda value: value == 1, "it must be 1 or absent"),
-    UnsupportedField("context_management", absent, MUST_BE_ABSENT),
     UnsupportedField("conversation", absent, "continue a response by previous_response_id"),
     UnsupportedField("echo", absent, "it must be false or absent"),
     UnsupportedField("max_tokens", lambda value: False, "write max_output_tokens"),

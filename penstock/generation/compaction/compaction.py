@@ -23,9 +23,8 @@ SUMMARY_SHARE = 4
 """A summary has at most this part of the context, as have the user's own messages that are kept beside it."""
 PROMPT = """\
 The conversation above is about to be replaced by a summary of it, which you write now. Whoever goes on \
-with the work, you or another assistant, will read the summary and the user's messages, and nothing else \
-of the conversation. Do not call tools, do not answer the user, and do not go on with the work. Write the \
-summary alone, under these headings:
+with the work, you or another assistant, will read the summary in its place. Do not call tools, do not \
+answer the user, and do not go on with the work. Write the summary alone, under these headings:
 
 1. Goal: what the user asked for, with every requirement, limit and preference, in the user's words where \
 they matter.
@@ -42,6 +41,7 @@ Be complete and exact rather than short: what the summary does not say is lost."
 _OPENING = (
     "The assistant wrote this summary of the conversation until here, which it replaces. Go on from it.\n\n"
 )
+CUT = "\n\n[The summary ends here: it has reached its limit.]"
 NO_SUMMARY = (
     "The model wrote no summary: its output had no text besides reasoning and calls of tools. Try again."
 )

@@ -49,6 +49,15 @@ class TokenUsage(NamedTuple):
         """The field ``metrics`` of a reply; None: it has none."""
         return None if self.times is None else self.times.metrics(self.completion_tokens)
 
+    def plus(self, other: TokenUsage) -> TokenUsage:
+        """The tokens of both."""
+        return TokenUsage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            (self.cached_tokens or 0) + (other.cached_tokens or 0),
+            (self.reasoning_tokens or 0) + (other.reasoning_tokens or 0),
+        )
+
 
 def count_usage(choices: Sequence[Choice], cached_tokens: int) -> TokenUsage:
     """The usage of a request. A prompt counts once, whatever ``n`` is."""
