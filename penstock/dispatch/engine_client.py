@@ -36,6 +36,7 @@ from penstock.wire.messages import (
     PAUSED,
     PROMPT_GONE,
     SLEEPING,
+    UNAVAILABLE,
     WEIGHTS,
     Abort,
     AdapterKey,
@@ -76,6 +77,7 @@ _STATUS = {
     "invalid_request": 400,
     NO_ADAPTER: 404,
     OVERLOADED: 429,
+    UNAVAILABLE: 503,
     SLEEPING: 503,
     PAUSED: 503,
     PROMPT_GONE: 500,
@@ -456,7 +458,7 @@ class EngineClient:
         if stream is None:
             return
         fresh = failed.position == 0 and self.streams.num_delivered(stream) == 0
-        if failed.code == OVERLOADED and self.streams.is_wanted(stream):
+        if failed.code in (OVERLOADED, UNAVAILABLE) and self.streams.is_wanted(stream):
             if stream.resumed_at >= 0:
                 assert self._resumption is not None  # it has resumed the stream
                 self._resumption.on_refused(stream, time.monotonic())
@@ -490,7 +492,7 @@ class EngineClient:
         return True
 
     def _submit_to_next(self, stream: Stream) -> bool:
-        """Submit a stream that an engine with a full queue rejected to the next engine.
+        """Submit a stream that an engine rejected, which cannot run it now, to the next engine.
 
         False if every engine that may run it has rejected it.
         """

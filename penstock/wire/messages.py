@@ -59,6 +59,8 @@ AdapterKey: TypeAlias = tuple[str, str]
 
 OVERLOADED = "overloaded"
 """StreamFailed.code of a stream that was rejected or dropped from the queue, because the queue is full."""
+UNAVAILABLE = "unavailable"
+"""StreamFailed.code of a stream that its engine cannot run at present; another one may."""
 SLEEPING = "sleeping"
 """StreamFailed.code of a stream that was ended or rejected because its engine sleeps."""
 PAUSED = "paused"
@@ -438,7 +440,7 @@ class StreamFailed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=Fals
     position: Count
     """Tokens generated."""
     code: str
-    """invalid_request, engine_error, OVERLOADED, SLEEPING, PAUSED, NO_ADAPTER or PROMPT_GONE."""
+    """invalid_request, engine_error, OVERLOADED, UNAVAILABLE, SLEEPING, PAUSED, NO_ADAPTER or PROMPT_GONE."""
     message: str
     retry_after_ms: Count = 0
     """With OVERLOADED: estimated time until the queue has room."""

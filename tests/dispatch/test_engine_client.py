@@ -23,6 +23,7 @@ from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
     OVERLOADED,
     PROMPT_GONE,
+    UNAVAILABLE,
     Abort,
     EngineInfo,
     GoAway,
@@ -64,13 +65,11 @@ class FakeEngine:
     def send(self, message: Welcome | StreamFailed | GoAway) -> None:
         assert self.socket.send(self._peer, [encode(message)])
 
-    def refuse(self) -> None:
+    def refuse(self, code: str = OVERLOADED) -> None:
         """The request asked for last."""
         request = self.asked.pop()
         assert isinstance(request, Submit)
-        self.send(
-            StreamFailed(request.stream, 0, OVERLOADED, f"engine {self.rank} is full", 2000 + self.rank)
-        )
+        self.send(StreamFailed(request.stream, 0, code, f"engine {self.rank} is full", 2000 + self.rank))
 
 
 class FakeReply:
@@ -152,15 +151,16 @@ def run(tmp_path: Path) -> Iterator[Run]:
         yield run
 
 
-def test_a_stream_is_refused_once_every_engine_has_refused_it(run: Run) -> None:
+@pytest.mark.parametrize(("code", "status"), [(OVERLOADED, 429), (UNAVAILABLE, 503)])
+def test_a_stream_is_refused_once_every_engine_has_refused_it(run: Run, code: str, status: int) -> None:
     async def scenario(bench: Bench) -> None:
         for rank in range(3):
             await bench.until(lambda engine=bench.engines[rank]: bool(engine.asked))
             assert bench.reply.errors == []
             assert bench.stream.rank == rank
-            bench.engines[rank].refuse()
+            bench.engines[rank].refuse(code)
         await bench.until(lambda: bool(bench.reply.errors))
-        assert bench.reply.errors == [StreamError(429, OVERLOADED, "engine 2 is full", 2002)]
+        assert bench.reply.errors == [StreamError(status, code, "engine 2 is full", 2002)]
         assert len(bench.streams) == 0
         assert [engine.submitted for engine in bench.engine_client.engines] == [1, 1, 1]
 

@@ -250,6 +250,41 @@ class Liar(ClockEngine):
         self._thread.join(30)
 
 
+class Refuser(Liar):
+    """Answers every request with an error."""
+
+    error: dict[str, Any]
+
+    def _add(self, request: list[Any]) -> None:
+        record = [request[0], [], *[None] * 3, 3, *[None] * 7, 0, *[None] * 4, self.error]
+        self._outputs.send(msgspec.msgpack.encode([0, [record], None, 0.0]))
+
+
+def test_errors_of_requests_are_tried_elsewhere_or_told(tmp_path: Path) -> None:
+    with AttachedServer(directory=tmp_path, start=False) as attached:
+        refuser = Refuser(*attached.address)
+        attached.start_engine(1)
+        attached.server.__enter__()
+        try:
+            attached.up(2)
+            server, body = attached.server, {"prompt": "x", "max_tokens": 3}
+            there = {"X-data-parallel-rank": "0"}
+            refuser.error = {"code": "engine_paused", "message": "later", "retryable": True}
+            for _ in range(4):
+                assert server.complete(**body)["usage"]["completion_tokens"] == 3
+            reply = server.post("/v1/completions", body, **there)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable")
+            refuser.error = {"code": "validation_error", "message": "bad temperature", "retryable": False}
+            reply = server.post("/v1/completions", body, **there)
+            assert (reply.status_code, reply.json()["error"]["type"]) == (400, "BadRequestError")
+            assert "bad temperature" in reply.json()["error"]["message"]
+            refuser.error = {"code": "internal", "message": "broken"}
+            assert server.post("/v1/completions", body, **there).status_code == 500
+            assert attached.server.log.count("engine is lost") == 0
+        finally:
+            refuser.end()
+
+
 GARBAGE = [
     b"",
     b"\xc1" * 100,

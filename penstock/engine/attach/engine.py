@@ -27,7 +27,7 @@ from penstock.engine.attach.base_shapes import BaseShapes
 from penstock.engine.attach.output_decoder import DecodedOutputs
 from penstock.engine.attach.requests import encode_add
 from penstock.engine.attach.step_output import StepEvents, VllmCounters
-from penstock.engine.attach.streams import AttachedStreams
+from penstock.engine.attach.streams import FAILED, AttachedStreams
 from penstock.engine.attach.weight_loader import (
     CACHE_IN_USE,
     SENT_ONCE,
@@ -42,7 +42,7 @@ from penstock.engine.vocabulary import read_eos_token_ids, read_vocab_size
 from penstock.engine.weights.weight_loader import WeightLoader
 from penstock.wire.frames import FinishReason
 from penstock.wire.kv_events import KVCacheEvent
-from penstock.wire.messages import EngineInfo, LoraInfo, Submit
+from penstock.wire.messages import UNAVAILABLE, EngineInfo, LoraInfo, Submit
 from penstock.wire.sockets import Wakeup
 from penstock.wire.vllm.messages import (
     PREEMPTED,
@@ -55,6 +55,8 @@ from penstock.wire.vllm.model_kind import has_experts
 
 log = logging.getLogger(__name__)
 
+MAX_ERROR_CHARS = 200
+"""Characters of vLLM's error messages that clients get."""
 ABORTED_PER_STEP = 1024
 """Requests of an earlier attachment that one message aborts."""
 DROPS_WEIGHTS = 2
@@ -352,9 +354,7 @@ class AttachedEngine:
             raise EngineLost("it has ended requests by itself: it is shutting down, or was paused")
         found = FINISHED.get(reason or 0)
         if found is None and isinstance(output.error, dict):
-            message = str(output.error.get("message") or "")[:200]
-            if message:
-                events.errors[entry] = f"vLLM ended this request by an error: {message}"
+            events.errors[entry] = _error_of(output.error)
         return found
 
     # -- reporting
@@ -427,6 +427,16 @@ class AttachedEngine:
         """Load all adapters again. Raises AdapterError."""
         if self._loader is not None:
             self._loader.restore()
+
+
+def _error_of(error: dict[str, Any]) -> tuple[str, str]:
+    """Return code and message of StreamFailed for vLLM's RequestError."""
+    message = str(error.get("message") or FAILED)[:MAX_ERROR_CHARS]
+    if error.get("code") == "validation_error":
+        return "invalid_request", f"vLLM refused this request: {message}"
+    if error.get("retryable") is True:
+        return UNAVAILABLE, f"vLLM cannot run this request now: {message}"
+    return "engine_error", f"vLLM ended this request by an error: {message}"
 
 
 def _fraction(number: float) -> float:

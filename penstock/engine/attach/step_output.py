@@ -27,8 +27,8 @@ class StepEvents:
 
     ended: list[tuple[int, FinishReason | None]] = field(default_factory=list)
     """(entry, finish reason) of ended requests; None: an error inside vLLM."""
-    errors: dict[int, str] = field(default_factory=dict)
-    """What vLLM says of errors, by entry, where it does."""
+    errors: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Code and message of StreamFailed of what vLLM says of errors, by entry, where it does."""
     cached: list[tuple[int, int]] = field(default_factory=list)
     """(entry, prompt tokens found in the prefix cache) with a request's first output."""
     preempted: list[int] = field(default_factory=list)

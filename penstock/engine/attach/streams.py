@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.attach.step_output import LogprobArrays, StepEvents
-from penstock.engine.base import StepRows, StreamFailure
+from penstock.engine.base import StepRows
 from penstock.engine.batch.logprobs import LogprobsBuffer
 from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
 from penstock.engine.batch.slots import SlotTable
@@ -143,10 +143,10 @@ class AttachedStreams:
         streams have ended, to be released.
         """
         finish = np.zeros(len(slots), np.int8)
-        failed: list[tuple[int, str]] = []
+        failed: list[tuple[int, tuple[str, str]]] = []
         for entry, reason in events.ended:
             if reason is None:
-                failed.append((int(slots[entry]), events.errors.get(entry, FAILED)))
+                failed.append((int(slots[entry]), events.errors.get(entry, ("engine_error", FAILED))))
             else:
                 finish[entry] = reason
         for entry in events.preempted:
@@ -157,7 +157,7 @@ class AttachedStreams:
         for slot, _ in failed:
             self.table.flush_next(slot)
         parts.append(self._rows(slots, tokens, count, finish, events))
-        parts[-1].failed = [self._failure(slot, message) for slot, message in failed]
+        parts[-1].failed = [self.table.failure(slot, *error) for slot, error in failed]
         if events.transfers:
             parts[-1].kv_transfer_params = self._transfers(slots, events)
         ended = slots[finish != 0].tolist() if events.ended else []
@@ -226,6 +226,3 @@ class AttachedStreams:
             slot = slots[entry]
             given.setdefault(int(self.table.server[slot]), {})[int(self.table.stream[slot])] = params
         return given
-
-    def _failure(self, slot: int, message: str) -> StreamFailure:
-        return self.table.failure(slot, "engine_error", message)

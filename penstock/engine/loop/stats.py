@@ -20,7 +20,7 @@ from penstock.metrics.histogram import Histogram
 from penstock.metrics.snapshot import Series, histogram_series
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
-from penstock.wire.messages import OVERLOADED, Submit
+from penstock.wire.messages import OVERLOADED, UNAVAILABLE, Submit
 
 REASONS = ("stop", "length", "abort", "error")
 _REASON = {
@@ -166,7 +166,7 @@ class EngineStats:
         if tokens:
             self._iteration_tokens.add(tokens + self.prompt_tokens - self.cached_tokens - computed)
         for failure in rows.failed:
-            if failure.code != OVERLOADED:  # overloaded: it was displaced from the queue, and never ran
+            if failure.code not in (OVERLOADED, UNAVAILABLE):  # it was displaced from the queue: it never ran
                 self.ended["error"] += 1
 
     def on_dummy_step(self) -> None:

@@ -113,7 +113,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     spec_decode_metrics: Any = None
     prompt_token_id_logprobs: Any = None
     error: Any = None
-    """A map with a ``message``, from 0.33 on."""
+    """A map with ``code``, ``message`` and ``retryable``, from 0.33 on."""
 
     @property
     def is_plain(self) -> bool:

@@ -236,6 +236,27 @@ def test_an_error_is_told_in_vllms_words_if_it_has_any(attached: Attached) -> No
     assert attached.ends[1] == "vLLM ended this request by an error: no KV"
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ({"code": "engine_paused", "message": "m", "retryable": True}, "unavailable"),
+        ({"code": "validation_error", "message": "m", "retryable": False}, "invalid_request"),
+        ({"code": "validation_error", "message": "m", "retryable": True}, "invalid_request"),
+        ({"code": "multimodal_cache_miss", "message": "m"}, "engine_error"),
+        ({"code": 5, "message": None, "retryable": 1}, "engine_error"),
+        ({}, "engine_error"),
+    ],
+)
+def test_an_errors_code_says_what_becomes_of_the_request(
+    attached: Attached, error: dict[str, Any], code: str
+) -> None:
+    attached.submit(0)
+    attached.connection.put([attached.record(0, [], ERROR, error=error)])
+    (rows,) = attached.steps()
+    (failure,) = rows.failed
+    assert (failure.code, failure.position) == (code, 0)
+
+
 def test_kv_transfer_params_of_an_end(attached: Attached) -> None:
     attached.submit(0)
     attached.connection.put([attached.record(0, [5], LENGTH, transfer={"ids": [1]})])
