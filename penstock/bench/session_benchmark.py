@@ -22,6 +22,8 @@ from penstock.bench.noop_engine import NoOpEngine
 from penstock.bench.process_usage import cpu_time, pids_of_supervisor
 from penstock.bench.server_process import ServerProcess, serve_command
 from penstock.config.bench import BenchSessionConfig
+from penstock.dispatch.sent_prompts import SentPrompts
+from penstock.engine.loop.kept_prompts import KeptPrompts
 from penstock.wire.messages import SamplingParams, Submit, decode_from_server, encode
 
 OUTPUT_TOKENS = 4
@@ -45,7 +47,7 @@ class SessionReport(msgspec.Struct, frozen=True, kw_only=True):
     """The synthetic engine's process, which has no KV cache."""
     scheduler_ms: float
     """The engine's scheduler with KV blocks and prefix cache, which runs in this process: decoding the
-    request, prefix lookup, admission and release."""
+    request, putting its prompt together, prefix lookup, admission and release."""
     turns: int
     prompt_tokens: int
     new_tokens: float
@@ -224,18 +226,19 @@ def scheduler_turn_s(history_tokens: int, new_tokens: int, turns: int) -> float:
     """CPU seconds of one turn in the engine's scheduler, without a model: the median of ``turns`` turns."""
     room = history_tokens + (turns + WARM_TURNS) * (new_tokens + OUTPUT_TOKENS) + 64
     engine = NoOpEngine(1, room, room)
+    sent, kept = SentPrompts(8 * room), KeptPrompts(8 * room)
     history = (4 + np.arange(room) * 7919 % 50_000).astype("<i4")
     spent = []
     for turn in range(turns + WARM_TURNS):
         prompt = history[: history_tokens + turn * new_tokens].tobytes()
-        submit = encode(Submit(turn + 1, prompt, SamplingParams(max_tokens=OUTPUT_TOKENS, seed=1)))
-        spent.append(_cpu(partial(_run_turn, engine, submit)))
+        submit = Submit(turn + 1, prompt, SamplingParams(max_tokens=OUTPUT_TOKENS, seed=1))
+        spent.append(_cpu(partial(_run_turn, engine, kept, encode(sent.shorten(submit)))))
     return statistics.median(spent[WARM_TURNS:])
 
 
-def _run_turn(engine: NoOpEngine, submit: bytes) -> None:
+def _run_turn(engine: NoOpEngine, kept: KeptPrompts, submit: bytes) -> None:
     request = decode_from_server(submit)
     assert isinstance(request, Submit)
-    engine.submit(0, request)
+    engine.submit(0, kept.restore(b"", request))
     while engine.has_work():
         engine.step()

@@ -15,7 +15,7 @@ from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.dispatch.connections import Connections, EngineState
 from penstock.dispatch.desired_states import EngineStates
 from penstock.dispatch.engine_rpc import Calls
-from penstock.dispatch.load_balancer import LoadBalancer, affinity_keys
+from penstock.dispatch.load_balancer import LoadBalancer
 from penstock.dispatch.metrics_queries import MetricsQueries
 from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.dispatch.resumption import Resumption
@@ -282,7 +282,8 @@ class EngineClient:
         for engine in candidates:
             loads[engine.rank] = engine.load
         digest = None if adapter is None else adapter[1]
-        rank = self._load_balancer.choose(loads, affinity_keys(prompt, cache_salt, hints.session, digest))
+        keys = self._load_balancer.keys_of(prompt, cache_salt, hints.session, digest)
+        rank = self._load_balancer.choose(loads, keys)
         return None if rank is None else self.engines[rank]
 
     def _candidates(self, adapter: AdapterKey | None) -> list[EngineState]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import lru_cache
-from hashlib import blake2b
 
 BLOCK_BYTES = 1024
 """Prompt bytes per block, which is 256 tokens: shorter common prefixes are not worth a higher load."""
 MAX_BLOCKS = 32
 """Blocks of a prompt that have a key each. Longer prefixes have one at every eighth of their length, so that
 conversations with the same long system prompt are told apart: 53 keys for 100,000 tokens. Of such an eighth
-the last block counts, so a key takes a microsecond; a wrong guess costs cached tokens and nothing else."""
+the last block counts, so a key takes half a microsecond; a wrong guess costs cached tokens only."""
 MAX_BYTES = 1 << 22
 """Maximum prompt bytes that count."""
 MAX_KEYS = 1 << 16
@@ -22,26 +20,23 @@ AFFINITY_FACTOR, AFFINITY_SLACK = 1.5, 4
 SLACK."""
 
 
-@lru_cache(maxsize=1)  # the choices of a request have the same, one after the other
 def affinity_keys(
     prompt: bytes, cache_salt: str | None, session: str | None, adapter: str | None = None
-) -> tuple[bytes, ...]:
+) -> tuple[int, ...]:
     """Keys of what a stream may share with earlier ones, best first: its session, then the prefixes of its
     prompt (int32 token ids), longest first. Streams of different adapters (``adapter``: its digest) share
-    nothing. Keys are digests of 16 bytes, however long the session is."""
+    nothing. Keys are this process's hashes, however long the session is: no client can make two that are
+    equal, and they take a quarter of a digest's time."""
     keys = []
-    scope = blake2b((cache_salt or "").encode(), digest_size=16)
-    if adapter is not None:
-        scope.update(b"\0adapter\0" + adapter.encode())
-    digest = salt = scope.digest()
+    digest = scope = hash((cache_salt or "", adapter))
     blocks = 0
     most = min(len(prompt), MAX_BYTES) // BLOCK_BYTES
     while (blocks := blocks + (1 if blocks < MAX_BLOCKS else blocks // 8)) <= most:
         end = blocks * BLOCK_BYTES
-        digest = blake2b(digest + prompt[end - BLOCK_BYTES : end], digest_size=16).digest()
+        digest = hash((digest, prompt[end - BLOCK_BYTES : end]))
         keys.append(digest)
     if session is not None:
-        keys.append(blake2b(salt + session.encode(), digest_size=16, person=b"session").digest())
+        keys.append(hash((scope, session)))
     return tuple(reversed(keys))
 
 
@@ -55,10 +50,23 @@ class LoadBalancer:
     def __init__(self, ranks: int, first: int) -> None:
         self._ranks = ranks
         self._next = first % ranks
-        self._known: OrderedDict[bytes, int] = OrderedDict()
+        self._known: OrderedDict[int, int] = OrderedDict()
         """Per affinity key, the rank chosen last."""
+        self._keys: tuple[int, ...] = ()
+        self._keys_of: tuple[bytes, str | None, str | None, str | None] = b"", None, None, None
+        """What ``_keys`` are of."""
 
-    def choose(self, loads: Sequence[int | None], keys: Sequence[bytes] = ()) -> int | None:
+    def keys_of(
+        self, prompt: bytes, cache_salt: str | None, session: str | None, adapter: str | None
+    ) -> tuple[int, ...]:
+        """:func:`affinity_keys`, for which the choices of a request ask one after the other."""
+        known = self._keys_of
+        if prompt is not known[0] or (cache_salt, session, adapter) != known[1:]:
+            self._keys_of = prompt, cache_salt, session, adapter
+            self._keys = affinity_keys(*self._keys_of)
+        return self._keys
+
+    def choose(self, loads: Sequence[int | None], keys: Sequence[int] = ()) -> int | None:
         """The chosen engine's rank, or None. ``loads``: streams per rank, None for an engine that accepts no
         streams."""
         up = [load for load in loads if load is not None]
@@ -75,7 +83,7 @@ class LoadBalancer:
             self._known.popitem(last=False)
         return rank
 
-    def _by_affinity(self, loads: Sequence[int | None], keys: Sequence[bytes], most: float) -> int | None:
+    def _by_affinity(self, loads: Sequence[int | None], keys: Sequence[int], most: float) -> int | None:
         for key in keys:
             rank = self._known.get(key)
             if rank is not None:

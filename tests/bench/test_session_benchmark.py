@@ -12,6 +12,7 @@ import pytest
 from penstock.bench import session_benchmark
 from penstock.bench.noop_engine import NoOpEngine
 from penstock.cli.main import main
+from penstock.engine.loop.kept_prompts import KeptPrompts
 
 
 def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,11 +29,11 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_scheduler_does_not_count_the_blocks_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn calls as many functions after 20,000 tokens as after 2,000."""
+    """A turn calls as many functions after 50,000 tokens as after 5,000."""
     run_turn = session_benchmark._run_turn
     counts: list[int] = []
 
-    def counted(engine: NoOpEngine, submit: bytes) -> None:
+    def counted(engine: NoOpEngine, kept: KeptPrompts, submit: bytes) -> None:
         calls = 0
 
         def count(frame: FrameType, event: str, argument: object) -> None:
@@ -41,14 +42,14 @@ def test_the_scheduler_does_not_count_the_blocks_of_a_session(monkeypatch: pytes
 
         sys.setprofile(count)
         try:
-            run_turn(engine, submit)
+            run_turn(engine, kept, submit)
         finally:
             sys.setprofile(None)
         counts.append(calls)
 
     monkeypatch.setattr(session_benchmark, "_run_turn", counted)
     last = []
-    for history in (2_000, 20_000):
+    for history in (5_000, 50_000):
         session_benchmark.scheduler_turn_s(history, 100, 3)
         last.append(counts[-1])
     assert last[1] <= 1.05 * last[0]
