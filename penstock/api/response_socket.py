@@ -204,6 +204,11 @@ class _Session:
 
     # -- what the WebSocket tells
 
+    def on_written(self) -> None:
+        reply = None if self._running is None else self._running.listener
+        if isinstance(reply, StreamedReply):
+            reply.choose_paths()
+
     def on_pause(self) -> None:
         if self._running is not None:
             self._running.on_pause()

@@ -13,6 +13,7 @@ from tests.agents.codex import CATALOG
 from tests.agents.conftest import BIN, CONFIG, LONG_REPORT, Agent, metric
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+PROVIDER = "model_providers.penstock"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
@@ -64,6 +65,21 @@ def test_the_api_server_is_replaced_between_turns(agent: Agent) -> None:
     before = {process.pid for process in agent.server.children("api-server")}
     assert agent.run(f"{agent.name}-reload") == "The speed is still 3."
     assert not before & {process.pid for process in agent.server.children("api-server")}
+
+
+@pytest.mark.parametrize("task", ["read", "edit", "command", "error", "kill", "reload"])
+@pytest.mark.parametrize("agent", ["codex"], indirect=True)
+def test_codex_over_a_websocket(agent: Agent, task: str, kill_busy_engine: Callable[[], None]) -> None:
+    """It prepares the prompt, then makes its responses on one connection, each with what is new."""
+    wanted = {"edit": "The speed is 4.", "command": "42 and 3.", "kill": LONG_REPORT}
+    wanted |= {"reload": "The speed is still 3."}
+    before = agent.server.log.count("status=101")
+    posted = agent.server.log.count("method=POST path=/v1/responses")
+    after = kill_busy_engine if task == "kill" else lambda: None
+    report = agent.run(f"codex-{task}", "-c", f"{PROVIDER}.supports_websockets=true", after_result=after)
+    assert report == wanted.get(task, "The speed is 3.")
+    assert agent.server.log.count("status=101") > before
+    assert agent.server.log.count("method=POST path=/v1/responses") > posted
 
 
 @pytest.mark.parametrize("agent", ["codex"], indirect=True)

@@ -225,7 +225,8 @@ class StreamedReply(RequestReply):
         else:
             stream.stop_plain_rows()
 
-    def _choose_paths(self) -> None:
+    def choose_paths(self) -> None:
+        """Choose again how the next rows are written: something else was written to the client."""
         for choice in self.choices:
             if choice.begun:
                 self._choose_path(choice)
@@ -325,7 +326,7 @@ class StreamedReply(RequestReply):
             self._last_comment = now
             self._send(self.format.keep_alive)
             if self.started:
-                self._choose_paths()  # bytes may wait now
+                self.choose_paths()  # bytes may wait now
 
     def on_pause(self) -> None:
         """The client does not read: hold its rows."""
@@ -364,7 +365,7 @@ class StreamedReply(RequestReply):
             return
         if data:
             self._send(data)  # which may pause again
-        self._choose_paths()
+        self.choose_paths()
 
     # -- the end: one of four, each of which calls _end
 

@@ -17,11 +17,10 @@ from penstock.http.request import HttpRequest
 from penstock.http.sink import EVENT_STREAM, Headers, Listener, StreamKind
 from penstock.http.websocket.channel import Channel, ChannelUser
 from penstock.http.websocket.codec import frame_head, text_head
+from penstock.http.websocket.messages import EVENT_END, message_of
 from penstock.http.websocket.socket import WebSocket
 from penstock.http.write_target import WriteTarget
 
-_END = b"\n\n"
-_DATA = b"data: "
 _SHOWN = frozenset({b"retry-after", b"retry-after-ms", b"x-should-retry"})
 """Headers of an error that its message repeats."""
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -72,7 +71,7 @@ class MessageSink:
 
     @property
     def write_target(self) -> WriteTarget | None:
-        return None  # every row is written by :meth:`write`
+        return None if self._fragmented or self._lane else self._socket.channel.write_target
 
     @property
     def write_paused(self) -> bool:
@@ -109,10 +108,10 @@ class MessageSink:
             self._complete()
 
     def write(self, data: bytes) -> None:
-        whole = data.split(_END)
+        whole = data.split(EVENT_END)
         rest = whole.pop()
         if len(whole) == 1 and not (rest or self._fragmented or self._lane) and data[0] == 101:  # e
-            message = whole[0].partition(_DATA)[2]
+            message = message_of(whole[0])
             self._socket.send(text_head(len(message)) + message)
             return
         made = []
@@ -129,7 +128,7 @@ class MessageSink:
         """A part of an event; ``last``: with its end."""
         first = not self._fragmented
         if first:
-            part = part.partition(_DATA)[2]
+            part = message_of(part)
             if self._lane:
                 part = b"{%b%b" % (self._lane, part[1:])
         self._fragmented = not last

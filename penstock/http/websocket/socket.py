@@ -56,6 +56,10 @@ class MessageHandler(Protocol):
 
     def on_message(self, data: bytes) -> None: ...
 
+    def on_written(self) -> None:
+        """A control frame was written, and bytes wait now: nothing may be written past them."""
+        ...
+
     def on_pause(self) -> None: ...
 
     def on_resume(self) -> None: ...
@@ -114,7 +118,12 @@ class WebSocket:
 
     def ping(self) -> None:
         self._pinged_at = self._state.clock()
-        self.send(self._codec.ping())
+        self._send_control(self._codec.ping())
+
+    def _send_control(self, frame: bytes) -> None:
+        self.send(frame)
+        if self._handler is not None and self.channel.unread():
+            self._handler.on_written()
 
     def close(self, code: int, reason: str = "") -> None:
         """Say the end, and close once the client has said so, too, or is too late."""
@@ -162,7 +171,7 @@ class WebSocket:
                                 self._handler.on_message(event.data)
                         case Ping():
                             if not self.channel.write_paused:
-                                self.send(self._codec.pong(event.payload))
+                                self._send_control(self._codec.pong(event.payload))
                         case Pong():
                             pass
                         case Closed():

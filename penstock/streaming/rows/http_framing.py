@@ -1,4 +1,4 @@
-"""What frames events by size, as columns: HTTP/1.1's chunks and HTTP/2's DATA frames."""
+"""What frames events by size, as columns: HTTP/1.1's chunks, messages of WebSockets, HTTP/2's DATA frames."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.http.http1.chunks import CHUNK_SIZES
+from penstock.http.websocket.codec import text_head
 
 Objects: TypeAlias = NDArray[np.object_]
 
@@ -31,6 +32,18 @@ CHUNK_LENGTHS = np.array([len(line) + size + 2 for size, line in enumerate(CHUNK
 """Bytes of an event as a chunk, by its size."""
 FRAME_LENGTHS = objects([size.to_bytes(3, "big") for size in range(MAX_EVENT)])
 """Length fields of frames (RFC 9113 §4.1), by payload size."""
+MESSAGE_HEADS = objects([text_head(size) for size in range(MAX_EVENT)])
+"""What precedes an event as a message of a WebSocket, by its size."""
+MESSAGE_LENGTHS = np.array([len(head) + size for size, head in enumerate(MESSAGE_HEADS)], np.int64)
+"""Bytes of an event as a message, by its size."""
+
+
+def frame_messages(
+    headers: Objects, lengths: NDArray[np.int64], sizes: NDArray[np.int64], rows: NDArray[np.intp]
+) -> None:
+    """Give these ``rows`` the framing of messages. Raises IndexError if one has MAX_EVENT bytes or more."""
+    own = sizes.take(rows)
+    headers[rows], lengths[rows] = MESSAGE_HEADS.take(own), MESSAGE_LENGTHS.take(own)
 
 
 def chunk_framing(sizes: NDArray[np.int64], limit: int) -> tuple[Objects, NDArray[np.int64]]:

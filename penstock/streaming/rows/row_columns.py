@@ -31,3 +31,5 @@ class RowColumns(NamedTuple):
     """Of all streams."""
     grid: RowGrid
     numbered: NumberedRows | None
+    messages: NDArray[np.intp] | None
+    """Indexes of rows that are messages of a WebSocket, not chunks; None: there are none."""

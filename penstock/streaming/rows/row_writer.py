@@ -1,7 +1,7 @@
 """Turns a frame's tokens into events and writes them to the clients' connections: the last stop of a token.
 
 A row whose tokens are plain text becomes one event: prepared head, text, prepared tail. On an HTTP/1.1
-connection the event is a chunk, and all chunks of a frame are written together
+connection the event is a chunk, or a message of a WebSocket, and all of a frame are written together
 (:mod:`penstock.streaming.rows.io_submit`). On an HTTP/2 connection it is a DATA frame, and all frames of a
 connection are one write. Both are made by columns: a step of 1,024 rows creates no object per row. Other rows
 take the slow path, the stream's reply.
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.http.http2.flow_windows import FlowWindows, first_rows
+from penstock.http.websocket.messages import EVENT_END, message_of
 from penstock.http.write_target import WriteTarget
 from penstock.streaming.rows.field_columns import FieldColumns
 from penstock.streaming.rows.http_framing import (
@@ -26,6 +27,7 @@ from penstock.streaming.rows.http_framing import (
     MAX_EVENT,
     Objects,
     chunk_framing,
+    frame_messages,
 )
 from penstock.streaming.rows.io_submit import BurstWriter
 from penstock.streaming.rows.numbered_rows import MAX_FIELD, NumberedRows, sizes_of
@@ -61,7 +63,7 @@ class Path(IntEnum):
     SINK = 1
     """One by one, by the stream's ``write``."""
     CHUNK = 2
-    """As chunks, to an HTTP/1.1 socket."""
+    """As chunks, to an HTTP/1.1 socket, or as messages of a WebSocket."""
     FRAME = 3
     """As DATA frames, to an HTTP/2 connection."""
 
@@ -123,6 +125,8 @@ class RowWriter:
         """Streams whose rows are written by columns or by the sink, but for guarded tokens."""
         self._numbered = HandleFlags()
         """Streams whose rows are written by columns, and whose events have numbers."""
+        self._messages = HandleFlags()
+        """Streams whose rows are written by columns as messages of a WebSocket, in place of chunks."""
         self._fields = FieldColumns(texts)
         self._changes = 0
         """Changes of the columns."""
@@ -139,6 +143,7 @@ class RowWriter:
         self._fields.grow(more)
         self._guarded.grow(more)
         self._numbered.grow(more)
+        self._messages.grow(more)
 
     # -- the path of a stream
 
@@ -151,25 +156,29 @@ class RowWriter:
         self._changes += 1
         self._guarded.set(handle, guarded)
         self._numbered.set(handle, stream.record is not None and write_target is not None)
-        fields, tail, size = stream.fields, stream.tail, len(stream.tail)
+        messages = write_target is not None and write_target.messages
+        self._messages.set(handle, messages)
+        fields, head, tail = stream.fields, stream.head, stream.tail
         if fields is not None:
-            tail, size = fields.layout.closing, len(fields.layout.closing)
+            tail = fields.layout.closing
             if self._path[handle] == Path.REPLY:
                 self._fields.enter(handle, fields)
         if write_target is None:
             self._path[handle], self._sizes[handle] = Path.SINK, _NOT_DIRECT if fields is None else 0
             return
+        if messages:
+            head, tail = message_of(head), tail.removesuffix(EVENT_END)
         chunked = write_target.descriptor >= 0
         if write_target is not stream.write_target:
             stream.write_target = write_target
             if chunked:
-                self._heads[handle], self._tails[handle] = stream.head, tail + b"\r\n"
+                self._heads[handle], self._tails[handle] = head, tail if messages else tail + b"\r\n"
                 self._targets[handle] = write_target.descriptor
             else:
-                self._heads[handle], self._tails[handle] = write_target.prefix + stream.head, tail
+                self._heads[handle], self._tails[handle] = write_target.prefix + head, tail
                 self._targets[handle] = ~write_target.window
         self._path[handle] = Path.CHUNK if chunked else Path.FRAME
-        self._sizes[handle] = len(stream.head) + size
+        self._sizes[handle] = len(head) + len(tail)
 
     def stop(self, handle: int) -> None:
         """Leave the stream's next rows to its reply."""
@@ -178,6 +187,7 @@ class RowWriter:
         self._changes += 1
         self._guarded.set(handle, False)
         self._numbered.set(handle, False)
+        self._messages.set(handle, False)
         if self._fields.count:
             stream = self._streams[handle]
             if stream is not None and stream.fields is not None:
@@ -358,9 +368,12 @@ class RowWriter:
             starts = first_rows(connections)
             connections = connections.take(starts)
         grid = RowGrid(self._heads.take(handles), self._tails.take(handles), starts)
-        numbered = self._numbered_rows(handles)
+        numbered, messages = self._numbered_rows(handles), None
+        if self._messages.count and connections is None:
+            messages = np.flatnonzero(self._messages.column.take(handles))
+        sizes = self._sizes.take(handles)
         return RowColumns(
-            order, handles, self._sizes.take(handles), targets, starts, connections, fields, grid, numbered
+            order, handles, sizes, targets, starts, connections, fields, grid, numbered, messages
         )
 
     def _numbered_rows(self, handles: I32) -> NumberedRows | None:
@@ -392,6 +405,8 @@ class RowWriter:
             else:
                 limit = MAX_EVENT if columns.fields is None else MAX_CHUNK
                 headers, lengths = chunk_framing(sizes, limit)
+                if columns.messages is not None:
+                    frame_messages(headers, lengths, sizes, columns.messages)
         except IndexError:
             return None
         if framed and not self._windows.take_windows(columns.targets, sizes, columns.starts):

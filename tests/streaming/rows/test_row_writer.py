@@ -160,6 +160,28 @@ def test_a_connection_without_room_leaves_all_its_rows_to_their_sinks_and_others
     assert desk.left() == ([100, 97, 100, 97], [5, 994])
 
 
+def test_messages_chunks_and_frames_of_one_step() -> None:
+    desk = Desk([100] * 4, [1000])
+    for handle in (1, 3):
+        stream = desk.streams[handle]
+        assert stream is not None
+        stream.set_event(b'event: delta\ndata: {"text":"', b'"}\n\n')
+        desk.choose(handle, WriteTarget(descriptor=handle, messages=True))
+    desk.choose(2, WriteTarget(descriptor=2))
+    for _ in range(2):
+        desk.rows((0, [0]), (1, [1]), (2, [0]), (3, [0, 1]))
+    message, long = b'\x81\x0d{"text":"bc"}', b'\x81\x0e{"text":"abc"}'
+    assert desk.bursts == [([1, 2, 3], message + b"3\r\n<a>\r\n" + long)] * 2
+    assert desk.connections[0].events() == [(0, b"<a>")] * 2
+    desk.choose(3, None)
+    desk.rows((1, [1]), (3, [0]))
+    assert desk.bursts[2:] == [([1], message)]
+    assert desk.alone == [(3, b'event: delta\ndata: {"text":"a"}\n\n')]
+    desk.choose(1, WriteTarget(descriptor=1))  # the next request of the socket is plain HTTP
+    desk.rows((1, [1]))
+    assert desk.bursts[3:] == [([1], b'22\r\nevent: delta\ndata: {"text":"bc"}\n\n\r\n')]
+
+
 def test_chunks_and_frames_of_one_step() -> None:
     desk = Desk([100] * 3, [1000])
     desk.choose(1, WriteTarget(descriptor=9))
