@@ -110,6 +110,9 @@ class ClientSession:
         self._running.add(task)
         task.add_done_callback(self._on_lane_done)
 
+    def on_written(self) -> None:
+        """All that is sent goes through the channel."""
+
     def on_pause(self) -> None:
         for sink in list(self._sinks):
             sink.on_pause()
