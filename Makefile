@@ -18,6 +18,7 @@ GPU_PROCESSES ?= 8
 RAY_VENV := .venv-ray
 # vLLM pins other versions of what the engines share.
 VLLM_VENV := .venv-vllm
+AIPERF_VENV := .venv-aiperf
 TEMPLATES_VENV := .venv-templates
 # Clients exclude each other's versions: those of the openai package 3, and those of 2.
 CLIENTS_VENV := .venv-clients
@@ -38,7 +39,7 @@ VLLM_CASES := .venv-vllm-cases
 # What clients leave open, and warn of, is theirs.
 CLIENT_TESTS := -m pytest -W ignore -p no:unraisableexception tests/clients
 
-.PHONY: install install-dev no-gpu serve test test-slow test-gpu test-all test-pythons test-ray test-vllm test-parsers test-templates test-clients test-agents test-schemas check format bench bench-against bench-gateways clean
+.PHONY: install install-dev no-gpu serve test test-slow test-gpu test-all test-pythons test-ray test-vllm test-parsers test-templates test-clients test-agents test-schemas check format bench bench-against bench-agentx bench-gateways clean
 
 install: $(VENV)/.installed  ## What serving needs.
 install-dev: $(VENV)/.installed-dev  ## What tests, linters and every optional part need.
@@ -169,6 +170,15 @@ bench-against: install  ## REF=COMMIT: CPU time of requests beside that commit's
 # Beside the gateways of others, from PyPI in an environment of their own; ONLY=request,burst-128 TURNS=9 QUICK=1.
 bench-gateways: install $(GATEWAYS_VENV)/.installed
 	$(BIN)/python -m scripts.bench_gateways --peers $(GATEWAYS_VENV) $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)
+
+# Beside vLLM's Python server if its environment is there: make test-vllm installs it.
+bench-agentx: install $(AIPERF_VENV)/.installed  ## Front ends under aiperf's conversations of agents.
+	$(BIN)/python -m scripts.bench_agentx --aiperf $(AIPERF_VENV)/bin/python $(if $(wildcard $(VLLM_VENV)/.installed),--vllm $(VLLM_VENV)/bin/python) $(ARGS)
+
+$(AIPERF_VENV)/.installed:
+	$(PYTHON) -m venv $(AIPERF_VENV)
+	$(AIPERF_VENV)/bin/python -m pip install --quiet --disable-pip-version-check aiperf==0.13.0
+	touch $@
 
 $(GATEWAYS_VENV)/.installed: requirements-gateways.txt
 	$(PYTHON) -m venv $(GATEWAYS_VENV)

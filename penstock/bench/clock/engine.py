@@ -200,6 +200,10 @@ class ClockEngine:
                 self._asleep, result = False, True
             case "reset_prefix_cache":
                 result = not self._running
+            case "get_supported_tasks":  # vLLM's server begins with these two
+                result = ["generate"]
+            case "reset_mm_cache":
+                result = None
             case _:
                 failure = f"Call to {method} method failed: this engine has none"
                 self._send([], utility=[call_id, failure, None])
