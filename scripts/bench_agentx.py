@@ -1,4 +1,4 @@
-"""Measure front ends under aiperf's AgentX scenario, by turns: conversations of coding agents, with subagents.
+"""Measure front ends under the AgentX scenario of aiperf, by turns: conversations of agents with subagents.
 
     python -m scripts.bench_agentx --aiperf PYTHON [--vllm PYTHON] [--turns 2] [--seconds 60] [--sessions 8]
 
@@ -136,15 +136,18 @@ def vllm(python: str) -> Iterator[FrontEnd]:
     engine = [sys.executable, "-m", "penstock.bench.clock.engine", "127.0.0.1", str(engines)]
     engine += ["--step-ms", str(STEP_MS), "--max-model-len", str(MAX_MODEL_LEN)]
     engine += ["--vocab-size", str(json.loads((DEMO_DIR / "config.json").read_text())["vocab_size"])]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(subprocess.Popen(command, env=os.environ | offline, **quiet))  # type: ignore[call-overload]
+        server = stack.enter_context(_quiet(command, os.environ | offline))
         stack.callback(server.terminate)
-        clock = stack.enter_context(subprocess.Popen(engine, **quiet))  # type: ignore[call-overload]
+        clock = stack.enter_context(_quiet(engine))
         stack.callback(clock.kill)
         url = f"http://127.0.0.1:{port}"
         _wait_until_ready(url, server)
         yield FrontEnd(url, pids_of_gateway(server.pid).api_servers)
+
+
+def _quiet(command: list[str], environ: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _free_port() -> int:
