@@ -116,12 +116,32 @@ class ThinkingBudgets:
         return forced
 
     def may_force(self, slots: Slots) -> NDArray[np.bool_]:
-        """bool[n]: slots where a forced token may follow the tokens that the host has not read yet."""
+        """bool[n]: slots where a forced token may follow the tokens that the host has not read yet, but for
+        those of :meth:`after_openings`."""
         self._catch_up(slots)
         state = self._state[slots]
-        may: NDArray[np.bool_] = state[:, NEXT] != FREE
-        may |= state[:, USED] + self._table.in_flight_tokens[slots] >= self._budget[slots]
+        may: NDArray[np.bool_] = state[:, USED] + self._table.in_flight_tokens[slots] >= self._budget[slots]
+        may &= state[:, INSIDE] != 0
+        may |= state[:, NEXT] != FREE
         return may
+
+    def after_openings(self, slots: Slots) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """int64[n, S]: tokens that would open reasoning for which nothing is left, if the one that the host
+        has not read is among them, or FREE; and int64[n], the token that is forced then."""
+        state, length = self._state[slots], self._table.length[slots]
+        over = (state[:, INSIDE] == 0) & (state[:, NEXT] == FREE) & (state[:, USED] >= self._budget[slots])
+        over &= self._table.in_flight_tokens[slots] > 0
+        state[:, NEXT] = np.where(over, 0, FREE)
+        widest = max(len(kind[0]) for kind in self._kinds.values())
+        openings = np.full((len(slots), widest), FREE, np.int64)
+        for number, kind in self._kinds.items():
+            for column, marks in enumerate(kind[0]):
+                begun = over & (self._kind[slots] == number)
+                if len(marks) > 1:
+                    newest = self._table.history[slots, length - 1]
+                    begun &= self._ends_with(marks[:-1], slots, length, newest)
+                openings[begun, column] = marks[-1]
+        return openings, self._forced(state, slots)
 
     def _forced(self, state: I32, slots: Slots) -> NDArray[np.int64]:
         """int64[n]: the token that is forced next, or FREE."""

@@ -216,6 +216,23 @@ def test_another_engine_goes_on_with_the_count(model_dir: Path, expected: dict[i
 ANSWER = "start: /[a-f]{3}-[0-9]{2,4}/"
 
 
+def test_a_stream_whose_budget_is_used_up_is_in_every_step(model_dir: Path) -> None:
+    """The device compares the token that the host has not read with those that open reasoning."""
+    steps = []
+    for budget in (1000, 1):
+        limit = ThinkingLimit(budget, ((300,), (9, 8)), ((301,),), (301,), (301,), opened=True)
+        engine = make_engine(model_dir, async_scheduling="on")
+        driver = Driver(engine)
+        driver.submit(submit(0, PROMPT, max_tokens=40, ignore_eos=True, thinking=limit))
+        driver.submit(submit(1, PROMPT, max_tokens=200, ignore_eos=True))
+        count = 0
+        while driver.outcomes[0].finish is FinishReason.NONE:
+            driver.step()
+            count += 1
+        steps.append(count)
+    assert steps[1] - steps[0] <= 4
+
+
 @pytest.mark.parametrize("method", [None, "ngram"])
 def test_a_grammar_holds_for_what_follows(tmp_path: Path, method: str | None) -> None:
     """Its matcher takes the forced end; where it does not admit the end, none is forced."""

@@ -59,6 +59,7 @@ class Sampler:
         """``last`` int64[slots], on the device: the tokens in flight, of slots that have one; None: no slot
         ever has."""
         self._metadata = metadata
+        self._last = last
         self._token_counts = TokenCounts(metadata, last)
 
     def free(self) -> None:
@@ -189,6 +190,9 @@ class Sampler:
         """Put the tokens that end reasoning in place of ``tokens`` where they are due, also in rows that are
         ``stuck``."""
         rows = np.flatnonzero(needs & SamplingFeature.THINKING)
+        unread = rows[self._metadata.table.in_flight_tokens[slots[rows]] > 0]
+        if len(unread):
+            self._end_reopened(tokens, stuck, unread, slots[unread])
         forced = self._metadata.forced_tokens(slots[rows], length[rows])
         due = forced != NO_TOKEN
         if not np.count_nonzero(due):
@@ -197,6 +201,18 @@ class Sampler:
         tokens[at] = ends
         if stuck is not None:
             stuck[at] = False
+
+    def _end_reopened(self, tokens: Tensor, stuck: Tensor | None, rows: Slots, slots: Slots) -> None:
+        """The same for ``rows`` whose last token only the device knows: it may open reasoning anew."""
+        openings, ends = self._metadata.thinking.after_openings(slots)
+        if self._last is None or not np.count_nonzero(openings != NO_TOKEN):
+            return
+        arrays = to_device_together((rows, slots, openings, ends), tokens.device)
+        at, owners, opening, end = arrays
+        opened = (self._last[owners][:, None] == opening).any(-1)
+        tokens[at] = torch.where(opened, end, tokens[at])
+        if stuck is not None:
+            stuck[at] &= ~opened
 
     # -- logprobs
 
