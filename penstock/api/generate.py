@@ -26,6 +26,7 @@ from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.render_limit import RenderTimeout, on_event_loop
 from penstock.generation.prompt.tokenizer import PIECE
+from penstock.generation.prompt.turn_memory import TurnMemory
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.columns import SAFETENSORS, ColumnsReply, plan_columns
 from penstock.generation.replies.reply import Prompt, RequestContext
@@ -92,6 +93,7 @@ class GenerationRoutes:
         background: BackgroundResponses | None = None,
     ) -> None:
         """``large``: for requests that threads work on. ``background``: without, no reply has an entry."""
+        self.turns = TurnMemory(config.turn_memory)
         self._config = config
         self._background = background
         self._constrains = config.engine != "synthetic" or config.synthetic_script is not None
@@ -151,9 +153,11 @@ class GenerationRoutes:
             body = await request.http.read_json(self._config.max_request_bytes, beyond_option)
             self._check_open()
             accept = _named_types(dialect, request)
+            turn = self.turns.begin(request.tenant, len(body))
             derived = request.http.derived
             session = None if derived is None else derived.get(SESSION)
-            info = RequestInfo(request.http.header(b"x-request-id"), request.tenant, accept, session)
+            request_id = request.http.header(b"x-request-id")
+            info = RequestInfo(request_id, request.tenant, accept, session, turn)
             looking = dialect.look_up(body, info)
             if looking is not None:
                 plan, prompts = await self._plan_continued(request, dialect, body, info, looking)
@@ -200,7 +204,10 @@ class GenerationRoutes:
         self, dialect: Dialect, body: bytes, info: RequestInfo, found: LookedUp | None, *, tokenize: bool
     ) -> tuple[RequestPlan, list[Prompt] | None]:
         """The plan of a body and, with ``tokenize``, its prompts. Raises ApiError."""
-        plan = self._salted(dialect.plan(body, info, found), info)
+        plan = dialect.plan(body, info, found)
+        if info.turn is not None and len(plan.prompts) == 1 and not plan.prefix:
+            plan.turn, info.turn.salt = info.turn, plan.cache_salt or ""
+        plan = self._salted(plan, info)
         if info.accept and asks_for(info.accept, SAFETENSORS, EVENTS if plan.stream else JSON):
             plan_columns(plan)
         return plan, self._tokenize_all(plan) if tokenize and plan.compaction is None else None
@@ -525,13 +532,17 @@ class GenerationRoutes:
         return self._tokenize_all(plan)
 
     def _tokenize_all(self, plan: RequestPlan) -> list[Prompt]:
-        return [self._prompt(plan, prompt) for prompt in plan.prompts]
+        prompts = [self._prompt(plan, prompt) for prompt in plan.prompts]
+        turn, plan.turn = plan.turn, None
+        if turn is not None:
+            turn.keep()
+        return prompts
 
     def _prompt(self, plan: RequestPlan, prompt: str | bytes) -> Prompt:
         if isinstance(prompt, str):
             if len(prompt) > PIECE:
                 self._check_text(plan, prompt)
-            ids, length = self._encoder.encode(prompt, plan.add_special_tokens, plan.cache_salt)
+            ids, length = self._encoder.encode(prompt, plan.add_special_tokens, plan.cache_salt, plan.turn)
             if plan.prefix:
                 ids, length = plan.prefix + ids, length + len(plan.prefix) // 4
             echo = prompt if plan.echo else plan.echo_text

@@ -307,6 +307,7 @@ class _Server:
                 input_processor,
                 self._collector,
                 self._clients,
+                self._generation.turns,
                 None if self._spans is None else self._spans.counts,
             ),
             chat=template is not None,
@@ -315,9 +316,8 @@ class _Server:
         )
         if self._coordinator_client is not None:
             self._coordinator_client.start_reporting(self._metrics_endpoint.snapshot)
-        shown = None
-        if self._config.enable_tokenizer_info_endpoint:
-            shown = tokenizer_info(Path(launch.tokenizer_dir), template)
+        shows = self._config.enable_tokenizer_info_endpoint
+        shown = tokenizer_info(Path(launch.tokenizer_dir), template) if shows else None
         return App(
             config=self._config,
             models=ModelRoutes(input_processor, launch.model_dir),

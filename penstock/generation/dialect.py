@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.plan import RequestPlan
+from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import ApiError
 from penstock.http.sink import EVENT_STREAM, Headers, StreamKind
@@ -46,6 +47,8 @@ class RequestInfo(NamedTuple):
     """Its headers, if they decide on the content type of the reply."""
     session: RecentResponses | None = None
     """Of the WebSocket that it came over: the same object for all requests of the connection. None: HTTP."""
+    turn: NextTurn | None = None
+    """What it has in common with the turn before; None: nothing is kept of it."""
 
 
 NO_INFO = RequestInfo()

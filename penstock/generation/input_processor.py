@@ -99,13 +99,23 @@ class InputProcessor:
     # -- parts of a dialect
 
     def decoder(
-        self, type: type[Request], *, id_field: str | None = None, flat_ids: bool = False
+        self,
+        type: type[Request],
+        *,
+        id_field: str | None = None,
+        flat_ids: bool = False,
+        messages: str | None = None,
     ) -> BodyDecoder[Request]:
         """A decoder for bodies of one type; its unknown fields are counted by :meth:`unknown_fields`.
         The others: see :class:`BodyDecoder`."""
         most = max(MAX_COMMAS, 2 * self.model_info.max_model_len)
         decoder = BodyDecoder(
-            type, strict=self._config.strict_requests, max_commas=most, id_field=id_field, flat_ids=flat_ids
+            type,
+            strict=self._config.strict_requests,
+            max_commas=most,
+            id_field=id_field,
+            flat_ids=flat_ids,
+            messages=messages,
         )
         self._decoders.append(decoder)
         return decoder

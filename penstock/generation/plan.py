@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.generation.parsers.message import MessageFormat
+from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.generation.replies.stream_interval import EVERY_TOKEN, StreamInterval
 from penstock.generation.request import validation
 from penstock.generation.request.structured_output import Constraint
@@ -81,6 +82,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     """Fields of the request that its dialect needs again for the reply."""
     columns: bool = False
     """Whether the reply is columns of token ids and logprobs, not the API's own."""
+    turn: NextTurn | None = None
+    """What the only prompt has in common with that of the turn before."""
     format: MessageFormat | None = None
     """How to parse tool calls and reasoning; None: all text is content."""
     compaction: Any = None

@@ -351,6 +351,13 @@ ENGINE_FAULTS = _counter(
 UNKNOWN_FIELDS = _counter(
     "penstock:unknown_request_fields", "fields", (*_SERVER, "field"), "Request fields ignored as unknown."
 )
+TURNS = _counter(
+    "penstock:turns",
+    "requests",
+    (*_SERVER, "result"),
+    "Requests with a long body, by result: hit (its conversation goes on with a turn that is kept) or miss.",
+)
+TURN_BYTES = _gauge("penstock:turn_memory_bytes", "bytes", _SERVER, "Memory of kept turns (--turn-memory).")
 DELIVERED = _counter("penstock:tokens_delivered", "tokens", _SERVER, "Tokens given to replies.")
 DISCARDED = _counter(
     "penstock:tokens_discarded",

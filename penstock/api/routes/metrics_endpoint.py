@@ -10,6 +10,7 @@ from penstock.api.api_request import ApiRequest
 from penstock.api.routes.fleet_status import fleet_status
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.input_processor import InputProcessor
+from penstock.generation.prompt.turn_memory import TurnMemory
 from penstock.http.errors import encode_json
 from penstock.metrics import families as f
 from penstock.metrics.api_server_metrics import ApiServerMetrics
@@ -34,6 +35,7 @@ class MetricSources(NamedTuple):
     collector: GarbageCollector
     clients: Callable[[], tuple[int, int]]
     """Returns the number of open connections and the reply bytes that wait for them."""
+    turns: TurnMemory
     spans: Mapping[str, int] | None = None
     """Numbers of spans by state; None: none are made."""
 
@@ -66,6 +68,7 @@ class MetricsEndpoint:
         self._input_processor = sources.input_processor
         self._collector = sources.collector
         self._clients = sources.clients
+        self._turns = sources.turns
         self._spans = sources.spans
         self._refresh = refresh
         self._share = share
@@ -162,7 +165,10 @@ class MetricsEndpoint:
                 count = self._engine_client.faults.counts[engine.rank, reason]
                 yield Series(f.ENGINE_FAULTS.name, (server, str(engine.rank), reason), count)
         connections, queued = self._clients()
+        for result, count in (("hit", self._turns.hits), ("miss", self._turns.misses)):
+            yield Series(f.TURNS.name, (server, result), count)
         for family, value in (
+            (f.TURN_BYTES, self._turns.bytes),
             (f.CONNECTIONS, connections),
             (f.BYTES_QUEUED, queued),
             (f.STREAMS, len(self._streams)),

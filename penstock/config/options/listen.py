@@ -23,6 +23,15 @@ class ListenOptions:
     host: Annotated[str, option("IP address or host name to listen on.", GROUP)] = "127.0.0.1"
     port: Port = 8000
     max_request_bytes: MaxRequestBytes = 16 << 20
+    turn_memory: Annotated[
+        int,
+        option(
+            "Memory of each API server for the last turns of long conversations, whose next turns then cost "
+            "what they add, in bytes; 0: none.",
+            GROUP,
+            ge=0,
+        ),
+    ] = 256 << 20
     max_header_bytes: Annotated[
         int, option("Maximum size of request line and headers together, in bytes.", GROUP, ge=1024)
     ] = 64 << 10

@@ -27,11 +27,11 @@ class ChatCompletions(Dialect):
     def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
         self._processor = processor
         self._strict = config.strict_schema
-        self._decoder = processor.decoder(ChatCompletionRequest)
+        self._decoder = processor.decoder(ChatCompletionRequest, messages="messages")
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
-        return self.plan_request(self.decode(body), info)
+        return self.plan_request(self._decoder.decode(body, info.turn), info)
 
     def decode(self, body: bytes) -> ChatCompletionRequest:
         """The request in a body. Raises ApiError."""

@@ -51,12 +51,12 @@ class Messages(Dialect):
 
     def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
         self._processor = processor
-        self._decoder = processor.decoder(MessagesRequest)
+        self._decoder = processor.decoder(MessagesRequest, messages="messages")
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
         processor = self._processor
-        request = self._decoder.decode(body)
+        request = self._decoder.decode(body, info.turn)
         self._unsupported.check_fields(request)
         processor.check_model(request.model)
         conversation = _conversation(processor, request)

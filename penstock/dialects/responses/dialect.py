@@ -23,6 +23,7 @@ from penstock.generation.compaction.planned import Summary, checked_entries, che
 from penstock.generation.dialect import NO_INFO, CountedPrompt, Dialect, RequestInfo, TokenCounter
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import RequestPlan, constrain
+from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.generation.request import validation
 from penstock.generation.request.structured_output import ANY_OBJECT, Constraint, SchemaPart, json_constraint
 from penstock.http.errors import ApiError, encode_json, refused
@@ -55,7 +56,7 @@ class Responses(Dialect):
         self._processor = processor
         self._store = store
         self._prompts = ResponsePrompts(processor, store, compaction or Compaction())
-        self._decoder = processor.decoder(ResponseRequest)
+        self._decoder = processor.decoder(ResponseRequest, messages="input")
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
     def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[Found] | None:
@@ -63,7 +64,7 @@ class Responses(Dialect):
 
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
         processor = self._processor
-        request = self._request(body)
+        request = self._request(body, info.turn)
         if info.session is not None:
             _check_message(request)
         max_tokens = request.max_output_tokens
@@ -115,8 +116,8 @@ class Responses(Dialect):
         plan.dialect_fields.compacted = Compacted(summaries.seal(summary.text), summary.usage)
         return plan
 
-    def _request(self, body: bytes) -> ResponseRequest:
-        request = self._decoder.decode(body)
+    def _request(self, body: bytes, turn: NextTurn | None = None) -> ResponseRequest:
+        request = self._decoder.decode(body, turn)
         self._unsupported.check_fields(request)
         self._processor.check_model(request.model)
         return request

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.tokenizer import Tokenizer, check_texts
+from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.http.errors import ApiError
 
 SEGMENTED_ABOVE = 4096
@@ -49,11 +50,27 @@ class PromptEncoder:
         self._cached: OrderedDict[Segment, tuple[bytes, int]] = OrderedDict()
         """Ids and memory of each segment, the longest unused first."""
 
-    def encode(self, text: str, add_special_tokens: bool, cache_salt: str | None) -> tuple[bytes, int]:
-        """Token ids as little-endian int32 bytes (as in ``Submit.prompt``), and their count."""
+    def encode(
+        self, text: str, add_special_tokens: bool, cache_salt: str | None, turn: NextTurn | None = None
+    ) -> tuple[bytes, int]:
+        """Token ids as little-endian int32 bytes (as in ``Submit.prompt``), and their count. ``turn``: a
+        conversation's; what its prompt has in common with that of the turn before is not looked at again."""
         marker = self._marker
         if marker is None or add_special_tokens or len(text) <= SEGMENTED_ABOVE:
             return self.tokenizer.encode_bytes(text, add_special_tokens)
+        if turn is None:
+            parts = self._encode_segments(text, marker, cache_salt)
+            known: bytes | memoryview = b""
+        else:
+            cut, known = turn.known_prompt(text)
+            parts = self._encode_segments(text[cut:], marker, cache_salt)
+        ids = b"".join((known, *parts))
+        if turn is not None:
+            turn.learn_prompt(text, max(0, text.rfind(marker)), ids, len(ids) - len(parts[-1]))
+        return ids, len(ids) >> 2
+
+    def _encode_segments(self, text: str, marker: str, cache_salt: str | None) -> list[bytes]:
+        """The ids of the text before the first marker, and of each text that begins with one."""
         follows = False
         segments: list[Segment] = []
         for part in text.split(marker):
@@ -67,8 +84,7 @@ class PromptEncoder:
                 fresh[segment] = self.tokenizer.encode_bytes(before + segment[2], False)[0]
             self._keep(fresh)
             found = [fresh[each] if ids is None else ids for each, ids in zip(segments, found, strict=True)]
-        ids = b"".join(found)  # type: ignore[arg-type] # none is None any more
-        return ids, len(ids) >> 2
+        return found  # type: ignore[return-value] # none is None any more
 
     def _look_up(self, segments: list[Segment]) -> list[bytes | None]:
         cached = self._cached

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import logging
 import re
+import secrets
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import numpy as np
 
 from penstock.generation.prompt.prompts import token_columns
+from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.generation.request.unknown_fields import (
     UnknownField,
     exact_type,
@@ -44,7 +46,14 @@ _COUNTED_AT_ONCE = 1 << 16
 """Bytes whose parts are counted at a time if parts in strings count, too: arrays of this size stay in the
 processor's cache."""
 
+HEAD_BYTES = 1 << 18
+"""Bytes of a body within which its messages are to begin; others are decoded as a whole."""
+
 _INDEX = re.compile(r"\[\d+\]")
+_SEPARATOR = re.compile(rb"[ \t\r\n,]*")
+_STAND_IN = secrets.token_hex(16)
+"""Role of a message in place of known ones; nobody can send it."""
+_STAND_IN_JSON = msgspec.json.encode({"role": _STAND_IN, "content": ""})
 
 
 class BodyDecoder(Generic[Request]):
@@ -63,12 +72,14 @@ class BodyDecoder(Generic[Request]):
         id_field: str | None = None,
         flat_ids: bool = False,
         once: bool = False,
+        messages: str | None = None,
     ) -> None:
         """``strict``: refuse unknown fields; otherwise they are counted and each name is logged once.
         ``max_commas``: see :func:`check_parts`. ``id_field``: an optional field that may have many token ids,
         which become columns (:func:`~penstock.generation.prompt.prompts.token_columns`) if they are nothing
         else. ``flat_ids``: it takes one list of ids, not several. ``once``: refuse a body that has a field
-        twice; otherwise the last one counts."""
+        twice; otherwise the last one counts. ``messages``: the field of a conversation's messages, objects
+        with a role and content."""
         exact: Any = exact_type(type)
         self._decode_exact = cast("msgspec.json.Decoder[Request]", msgspec.json.Decoder(exact)).decode
         self._id_field, self._flat_ids = id_field or "", flat_ids
@@ -79,18 +90,23 @@ class BodyDecoder(Generic[Request]):
         self._strict = strict
         self._max_commas = max_commas
         self._once = once
+        self._conversations = None if messages is None else ConversationDecoder(type, messages, self)
         self.unknown: dict[str, int] = {}
         """Number of requests by unknown field, such as ``messages[].foo``."""
 
-    def decode(self, body: bytes) -> Request:
-        """The request in ``body``. Raises ApiError."""
-        request = self._decode(body)
+    def decode(self, body: bytes, turn: NextTurn | None = None) -> Request:
+        """The request in ``body``. ``turn``: of a conversation, whose known messages are not decoded again.
+        Raises ApiError."""
+        if turn is not None and self._conversations is not None:
+            return self._conversations.decode(body, turn)
+        request = self.decode_whole(body)
         if self._once:
             check_names(body)
         return request
 
-    def _decode(self, body: bytes) -> Request:
-        check_parts(body, "The request body", max_commas=self._max_commas)
+    def decode_whole(self, body: bytes) -> Request:
+        """As :meth:`decode`, without a look at names that are there twice."""
+        self.check(body)
         try:
             if self._id_field and _has_many_ids(body):
                 request = self._decode_but_ids(body)
@@ -100,9 +116,19 @@ class BodyDecoder(Generic[Request]):
                     return request
             return self._decode_exact(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return self._decode_again(body)
+            return self.decode_again(body)
 
-    def _decode_again(self, body: bytes) -> Request:
+    def decode_exact(self, body: bytes) -> Request:
+        """The request in ``body`` if that has only known fields of the exact types. Raises msgspec's errors
+        and UnicodeDecodeError."""
+        return self._decode_exact(body)
+
+    def check(self, body: bytes) -> None:
+        """Raises ApiError for a body of too many parts."""
+        check_parts(body, "The request body", max_commas=self._max_commas)
+
+    def decode_again(self, body: bytes) -> Request:
+        """The request in a body that :meth:`decode_exact` refuses. Raises ApiError."""
         try:
             unknown = unknown_fields(body, self._type)
             refused = unknown if self._strict else [field for field in unknown if _is_closed(field.owner)]
@@ -130,6 +156,87 @@ class BodyDecoder(Generic[Request]):
             more = f" and {len(fresh) - 5} more" if len(fresh) > 5 else ""
             names = ", ".join(map(repr, fresh[:5])) + more
             log.warning("requests have unknown fields, which are ignored: %s", names)
+
+
+class ConversationDecoder(Generic[Request]):
+    """Decodes bodies whose first messages are those of the turn before: a stand-in takes their place, so
+    that all other text is read as it stands, and they are put in place of the stand-in."""
+
+    def __init__(self, type: type[Request], field: str, whole: BodyDecoder[Request]) -> None:
+        """``field``: that of the messages; ``whole``: for bodies with known fields of exact types."""
+        self._kind = type.__name__
+        self._field = field
+        self._whole = whole
+        self._opening = re.compile(rb'"%b"[ \t\r\n]*:[ \t\r\n]*\[' % field.encode())
+        raw = msgspec.defstruct("Messages", [(field, list[msgspec.Raw])])
+        self._decode_messages = msgspec.json.Decoder(raw).decode
+
+    def decode(self, body: bytes, turn: NextTurn) -> Request:
+        """The request in ``body``. Raises ApiError."""
+        opening = self._opening.search(body, 0, HEAD_BYTES)
+        if opening is None:
+            return self._whole.decode_whole(body)
+        start = opening.end()
+        known = turn.find(self._kind, body, start)
+        if known is not None:
+            rest = b"".join((body[:start], _STAND_IN_JSON, body[known.end :]))
+            parts = known.parts + count_parts(rest)
+            if parts > MAX_PARTS or len(body) > MAX_COMMAS:
+                self._whole.check(body)
+            try:
+                request = self._whole.decode_exact(rest)
+                messages = getattr(request, self._field)
+                if type(messages) is list and messages and messages[0].role == _STAND_IN:
+                    messages[:1] = known.decoded
+                    fresh = getattr(self._decode_messages(rest), self._field)[1:]
+                    self._learn(turn, body, start, known.end, fresh, messages, parts)
+                    return request
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                pass
+            turn.miss()
+        self._whole.check(body)
+        try:
+            request = self._whole.decode_exact(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return self._whole.decode_again(body)
+        messages = getattr(request, self._field)
+        if type(messages) is list:
+            fresh = getattr(self._decode_messages(body), self._field)
+            self._learn(turn, body, start, start, fresh, messages, count_parts(body))
+        return request
+
+    def _learn(
+        self,
+        turn: NextTurn,
+        body: bytes,
+        start: int,
+        at: int,
+        fresh: list[msgspec.Raw],
+        messages: list[msgspec.Struct],
+        parts: int,
+    ) -> None:
+        """Keep the messages for the next turn. ``fresh``: those from ``at`` on."""
+        ends = []
+        for each in map(bytes, fresh):
+            separator = _SEPARATOR.match(body, at)
+            at = at if separator is None else separator.end()
+            if not body.startswith(each, at):
+                return  # the field is there twice
+            at += len(each)
+            ends.append(at)
+        if messages:
+            turn.learn(body, start, ends, messages, parts)
+
+
+def count_parts(text: bytes) -> int:
+    """No less than the strings, lists and objects of the JSON ``text``."""
+    codes = np.frombuffer(text, np.uint8)
+    parts = 0
+    for start in range(0, len(codes), _COUNTED_AT_ONCE):
+        piece = codes[start : start + _COUNTED_AT_ONCE]
+        openings = np.count_nonzero(piece & 0xDF == ord("["))  # { differs from [ by that bit
+        parts += int(openings) + (int(np.count_nonzero(piece == ord('"'))) + 1) // 2
+    return parts
 
 
 def _has_many_ids(body: bytes) -> bool:
@@ -174,15 +281,14 @@ def check_parts(text: bytes, what: str, param: str = "body", *, max_commas: int 
 def _has_few_parts(text: bytes, max_commas: int) -> bool:
     """Whether ``text`` is within the bounds of :func:`check_parts` even if no part of it is in a string: true
     for a conversation, and told in a twentieth of the time."""
-    codes = np.frombuffer(text, np.uint8)
-    parts = commas = 0
-    for start in range(0, len(codes), _COUNTED_AT_ONCE):
-        piece = codes[start : start + _COUNTED_AT_ONCE]
-        openings = np.count_nonzero(piece & 0xDF == ord("["))  # { differs from [ by that bit
-        parts += int(openings) + (int(np.count_nonzero(piece == ord('"'))) + 1) // 2
-        if len(text) > max_commas:
-            commas += int(np.count_nonzero(piece == ord(",")))
-    return parts <= MAX_PARTS and commas <= max_commas
+    if count_parts(text) > MAX_PARTS:
+        return False
+    commas = 0
+    if len(text) > max_commas:
+        codes = np.frombuffer(text, np.uint8)
+        for start in range(0, len(codes), _COUNTED_AT_ONCE):
+            commas += int(np.count_nonzero(codes[start : start + _COUNTED_AT_ONCE] == ord(",")))
+    return commas <= max_commas
 
 
 def _is_closed(type: type[msgspec.Struct]) -> bool:

@@ -6,7 +6,9 @@ the conversation forever; a server with ``--strict-requests`` refuses it all the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from penstock.generation.request.schemas import Message, Part
 from penstock.http.errors import ApiError
@@ -69,14 +71,16 @@ class UnsupportedContent:
         self._kinds.add(kind)
         return placeholder(kind)
 
-    def replace_parts(self, messages: Iterable[Message]) -> None:
-        """Put what the model reads in the place of parts that it cannot see. Raises ApiError."""
+    def replace_parts(self, messages: list[Message]) -> None:
+        """Put what the model reads in the place of parts that it cannot see. The messages themselves stay as
+        they are: a later turn may have them again. Raises ApiError."""
         for number, message in enumerate(messages):
             if isinstance(message.content, list):
                 field = f"messages[{number}].content"
-                message.content = [
-                    self._seen(part, f"{field}[{place}]") for place, part in enumerate(message.content)
-                ]
+                parts = enumerate(message.content)
+                seen = [self._seen(part, f"{field}[{place}]") for place, part in parts]
+                if seen != message.content:
+                    messages[number] = replace(message, content=seen)
 
     def warning(self, field: str) -> str | None:
         """For the client; ``field`` has the conversation."""
