@@ -61,6 +61,7 @@ from penstock.http.sockets.connection_source import ConnectionSource, HandedOver
 from penstock.http.tls import server_context, watch_files, watched_certificate
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.board_file import BoardFile
+from penstock.metrics.freed_memory import keep_freed_memory
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
 from penstock.metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot
@@ -105,12 +106,15 @@ then; one that has died since comes later."""
 HELD_BODIES = 4
 """Request bodies of the maximum size that an API server may hold altogether until they are tokenized, beside
 :data:`HELD_BYTES`. Beyond them, the largest incomplete request gets 503."""
+KEPT_BYTES = 64 << 20
+"""Freed memory that is kept for the bodies, texts and token ids of the next requests."""
 HELD_BYTES = 64 << 20
 """Bytes for small bodies and heads of requests."""
 
 
 def run(control: ControlChannel) -> int:
     """The process's main function: serves until it is stopped. Returns the exit code."""
+    keep_freed_memory(KEPT_BYTES)
     code: int = uvloop.run(_Server(control).serve())
     return code
 

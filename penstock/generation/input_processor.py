@@ -26,6 +26,7 @@ from penstock.generation.prompt.renderer import ConversationRenderer
 from penstock.generation.prompt.sampled_turns import SampledPrompt, SampledTurns, latest_sampled
 from penstock.generation.prompt.template_rules import TemplateRules
 from penstock.generation.prompt.tokenizer import ESTIMATED_ABOVE, Tokenizer
+from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.generation.replies.stream_interval import EVERY_TOKEN, IntervalPolicy
 from penstock.generation.request import validation
 from penstock.generation.request.body_decoder import MAX_COMMAS, BodyDecoder
@@ -359,6 +360,7 @@ class InputProcessor:
         tools: list[Tool] | None = None,
         documents: list[dict[str, Any]] | None = None,
         variables: dict[str, Any] | None = None,
+        turn: NextTurn | None = None,
     ) -> SampledPrompt:
         """The prompt of a conversation: of one that has an answer with token ids, these and what follows.
         Raises ApiError. The arguments: see :meth:`render`."""
@@ -371,6 +373,7 @@ class InputProcessor:
                 tools=tools,
                 documents=documents,
                 variables=variables,
+                turn=turn,
             )
             return SampledPrompt(b"", text)
         field = f"messages[{at}].token_ids"
@@ -397,9 +400,11 @@ class InputProcessor:
         documents: list[dict[str, Any]] | None = None,
         variables: dict[str, Any] | None = None,
         stable: bool = False,
+        turn: NextTurn | None = None,
     ) -> str:
         """The prompt of a conversation. ``stable``: system text may not change what precedes it, so that the
-        prompt's beginning is the same from turn to turn. Raises ApiError."""
+        prompt's beginning is the same from turn to turn. ``turn``: see :meth:`ConversationRenderer.render`.
+        Raises ApiError."""
         renderer = self._renderer
         if renderer is None:
             raise ApiError(
@@ -425,6 +430,7 @@ class InputProcessor:
             documents=documents,
             variables=variables,
             stable=stable,
+            turn=turn,
         )
 
     def _template_variables(self, given: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -299,6 +299,6 @@ def test_tenants_share_no_tokenized_messages(tokenize: bool) -> None:
         prompts = prompts or routes._tokenize(plan)
         assert prompts is not None
         assert prompts[0].length == 2
-        routes._encoder.encode.assert_called_once_with("def main():\n", True, "ab")
+        routes._encoder.encode.assert_called_once_with("def main():\n", True, "ab", None)
 
     in_routes(Fleet(1, none), test)

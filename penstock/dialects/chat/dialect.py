@@ -69,6 +69,7 @@ class ChatCompletions(Dialect):
             tools=choice.tools,
             documents=request.documents,
             variables=self._template_variables(request),
+            turn=info.turn,
         )
         plan = processor.plan(request, info.request_id, [text], max_tokens=max_tokens, logprobs=logprobs)
         plan.dialect_fields = request.service_tier

@@ -21,6 +21,7 @@ from penstock.dialects.messages.tools import convert_choice, convert_tools
 from penstock.generation.dialect import NO_INFO, CountedPrompt, Dialect, RequestInfo, TokenCounter
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import ASSISTANT, RequestPlan, constrain
+from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.generation.request import validation
 from penstock.generation.request.schemas import GenerateRequest, Message
 from penstock.generation.request.structured_output import Constraint, SchemaPart, json_constraint
@@ -59,7 +60,7 @@ class Messages(Dialect):
         request = self._decoder.decode(body, info.turn)
         self._unsupported.check_fields(request)
         processor.check_model(request.model)
-        conversation = _conversation(processor, request)
+        conversation = _conversation(processor, request, info.turn)
         plan = processor.plan(
             _sampling_fields(request, conversation.thinking.budget),
             info.request_id,
@@ -143,7 +144,9 @@ def _sampling_fields(request: MessagesRequest, budget: int | None) -> GenerateRe
     )
 
 
-def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Conversation:
+def _conversation(
+    processor: InputProcessor, request: CountTokensRequest, turn: NextTurn | None = None
+) -> _Conversation:
     """Raises ApiError."""
     given = request.tool_choice
     one_call = given is not None and bool(given.disable_parallel_tool_use)
@@ -168,6 +171,7 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
         tools=choice.tools,
         variables=thinking.variables,
         stable=True,
+        turn=turn,
     )
     warnings = [choice.warning, thinking.warning, texts.unsupported.warning("messages")]
     warning = "; ".join(filter(None, warnings)) or None

@@ -16,6 +16,7 @@ from penstock.generation.compaction.compaction import Compaction, kept_character
 from penstock.generation.compaction.shortening import truncated
 from penstock.generation.dialect import RequestInfo
 from penstock.generation.input_processor import InputProcessor
+from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.generation.request.body_decoder import check_parts
 from penstock.generation.request.schemas import Message
 from penstock.generation.request.thinking_budget import ThinkingPolicy
@@ -161,7 +162,7 @@ class ResponsePrompts:
         summaries = self.summaries(info)
         conversation = _conversation(processor, request, items, found, summaries)
         kept: list[InputItem] = []
-        render = self._render(request, choice)
+        render = self._render(request, choice, info.turn)
         if compacts:
             kept = kept_items([*_stored_items(found), *items], summaries.kept_characters)
             text = self.compaction.summary_prompt(processor, conversation.messages, render)
@@ -170,7 +171,9 @@ class ResponsePrompts:
         warning = _warning(choice, tools, conversation)
         return ResponsePrompt(text, conversation, render, items, tools, choice, warning, compacts, kept)
 
-    def _render(self, request: ResponseRequest, choice: ToolChoice) -> Callable[[list[Message]], str]:
+    def _render(
+        self, request: ResponseRequest, choice: ToolChoice, turn: NextTurn | None
+    ) -> Callable[[list[Message]], str]:
         """The way from messages to the prompt's text."""
         processor = self._processor
         variables = _template_variables(request, processor.thinking)
@@ -184,6 +187,7 @@ class ResponsePrompts:
                     tools=choice.tools,
                     variables=variables,
                     stable=True,
+                    turn=turn,
                 )
             except ApiError as error:
                 if error.param == "messages":  # what the chat template refuses

@@ -38,7 +38,6 @@ from penstock.engine.torch.memory import (
     bytes_per_token,
     cache_budget,
     empty_cache,
-    keep_freed_memory,
     num_cache_blocks,
 )
 from penstock.engine.torch.model import PagedModel
@@ -57,6 +56,7 @@ from penstock.engine.torch.sampling.penalties import TokenCounts
 from penstock.engine.torch.weight_loader import TorchWeightLoader, start_source
 from penstock.engine.vocabulary import read_eos_token_ids
 from penstock.logging_setup import RateLimitedLog
+from penstock.metrics.freed_memory import keep_freed_memory
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.messages import EngineInfo, LoraInfo, Submit
 from penstock.wire.sockets import ProcessGroupSpec, Wakeup

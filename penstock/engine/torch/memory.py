@@ -26,27 +26,6 @@ CPU_CACHE_BYTES = 4 << 30
 CPU_CACHE_SHARE = 0.4
 """Default KV cache on a CPU: the smaller of these bytes and this share of the available memory."""
 
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_LARGEST_MMAP_THRESHOLD = 32 << 20
-"""glibc's upper limit."""
-
-
-def keep_freed_memory() -> None:
-    """Make the C library keep the memory that a step frees, for the next step.
-
-    By default glibc returns tensors of some megabytes to the kernel, which zeroes their pages again at each
-    page fault: 1,700 faults a step at 1,024 rows of a small model, up to half of the engine's CPU time. Does
-    nothing with another C library.
-    """
-    library = ctypes.CDLL(None)
-    try:
-        mallopt = library.mallopt
-    except AttributeError:
-        return
-    mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
 
 def empty_cache(device: torch.device) -> None:
     """Return what PyTorch's allocator keeps for later tensors to the device, for CUDA's own libraries."""

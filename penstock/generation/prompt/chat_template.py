@@ -23,6 +23,7 @@ import jinja2.utils
 import msgspec
 
 from penstock.generation.prompt.render_limit import join_within_limit
+from penstock.generation.prompt.resumed_loop import Rendering, adopt, prepare
 from penstock.generation.prompt.template_files import DEFAULT, read_template_files
 from penstock.generation.prompt.template_rules import REASONING_NAMES
 from penstock.http.errors import ApiError
@@ -66,7 +67,10 @@ class ChatTemplate:
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
             try:
-                self._templates[name] = template = environment.from_string(source, globals=special_tokens)
+                tree = environment.parse(source)
+                prepare(tree)
+                self._templates[name] = template = environment.from_string(tree, globals=special_tokens)
+                adopt(template)
             except jinja2.TemplateSyntaxError as error:
                 raise ValueError(f"line {error.lineno}: {error.message}") from None
             template.globals = dict(template.globals)  # a ChainMap, which is copied for every rendering
@@ -106,8 +110,10 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] | None = None,
         documents: list[dict[str, Any]] | None = None,
         variables: dict[str, Any] | None = None,
+        rendering: Rendering | None = None,
     ) -> str:
-        """The prompt. ``variables``: chat_template_kwargs, none of RESERVED.
+        """The prompt. ``variables``: chat_template_kwargs, none of RESERVED. ``rendering``: see
+        :mod:`.resumed_loop`; not with ``continue_final_message``.
 
         ``continue_final_message`` ends the prompt with the last message's text and modifies that message.
         Raises ApiError (400) if the template fails or refuses the messages.
@@ -119,7 +125,7 @@ class ChatTemplate:
         known["documents"] = documents
         template = self._templates[self._name(bool(tools))]
         if not continue_final_message:
-            return _rendered(template, known)
+            return _rendered(template, known, rendering)
         _append_mark(messages[-1])
         text, mark, rest = _rendered(template, known).rpartition(_MARK)
         if not mark:
@@ -139,11 +145,17 @@ class ChatTemplate:
 # -- rendering
 
 
-def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
+def _rendered(
+    template: jinja2.Template, variables: dict[str, Any], rendering: Rendering | None = None
+) -> str:
     context = template.new_context(variables)
+    if rendering is not None:
+        rendering.template, rendering.messages = template, variables["messages"]
+        context.rendering = rendering  # type: ignore[attr-defined] # for the template's loops
     try:
-        rendering = template.root_render_func(context)
-        return join_within_limit(rendering, len(variables["messages"]))
+        pieces = template.root_render_func(context)
+        joined = [] if rendering is None else rendering.pieces
+        return join_within_limit(pieces, len(variables["messages"]), joined)
     except _RaisedByTemplate as error:
         raise ApiError(400, str(error), param="messages") from None
     except (
@@ -163,6 +175,8 @@ def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
         ) from None
     finally:
         # Macros and the context refer to each other: without this the messages stay until a collection.
+        if rendering is not None:
+            del context.rendering  # type: ignore[attr-defined]
         context.vars.clear()
         context.parent.clear()
 

@@ -38,12 +38,21 @@ _PLACE = f"\ue000{secrets.token_hex(8)}\ue002"
 
 
 def conversation(
-    messages: Sequence[Message], rules: TemplateRules, before_calls: list[str] | None = None
+    messages: Sequence[Message],
+    rules: TemplateRules,
+    before_calls: list[str] | None = None,
+    known: Sequence[PlainMessage] = (),
 ) -> list[PlainMessage]:
-    """``messages`` as dictionaries. Texts beside calls that the template does not show are appended to
-    ``before_calls``, for :func:`put_before_calls`. Raises ApiError for parts that are not text, and what else
-    a message cannot have."""
-    plain = [_message(message, f"messages[{number}]", rules) for number, message in enumerate(messages)]
+    """``messages`` as dictionaries; ``known``: the first of them, as they were made before. Texts beside
+    calls that the template does not show are appended to ``before_calls``, for :func:`put_before_calls`.
+    Raises ApiError for parts that are not text, and what else a message cannot have."""
+    plain = [
+        *known,
+        *(
+            _message(messages[number], f"messages[{number}]", rules)
+            for number in range(len(known), len(messages))
+        ),
+    ]
     if any(message.tool_calls for message in messages):
         _join_results(messages, plain, rules)
     if rules.before_calls is not None and before_calls is not None:

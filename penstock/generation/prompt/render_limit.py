@@ -38,11 +38,11 @@ def on_event_loop(
         _limit_s.reset(token)
 
 
-def join_within_limit(pieces: Iterator[str], messages: int) -> str:
-    """The prompt of so many messages from its pieces. Raises RenderTimeout, or in a thread ApiError."""
+def join_within_limit(pieces: Iterator[str], messages: int, joined: list[str]) -> str:
+    """The prompt of so many messages from its pieces, which are added to ``joined`` one by one. Raises
+    RenderTimeout, or in a thread ApiError."""
     limit_s = _limit_s.get()
     end = time.thread_time() + limit_s
-    joined: list[str] = []
     while True:
         before = len(joined)
         joined += islice(pieces, PIECES)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from penstock.generation.parsers.call_syntax import Section
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.conversation import conversation, plain_tools, put_before_calls
+from penstock.generation.prompt.resumed_loop import LoopState, Rendering
 from penstock.generation.prompt.template_probe import probe
-from penstock.generation.prompt.template_rules import TemplateRules
+from penstock.generation.prompt.template_rules import PlainMessage, TemplateRules
+from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.generation.prompt.turns import arranged
 from penstock.generation.request.schemas import Message, Tool
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class ConversationRenderer:
@@ -41,17 +48,60 @@ class ConversationRenderer:
         documents: list[dict[str, Any]] | None = None,
         variables: dict[str, Any] | None = None,
         stable: bool = False,
+        turn: NextTurn | None = None,
     ) -> str:
-        """The prompt of at least one message. ``stable``: see :func:`arranged`; the others: see
-        :meth:`ChatTemplate.render`. Raises ApiError."""
+        """The prompt of at least one message. ``stable``: see :func:`arranged`; ``turn``: what it has in
+        common with the turn before is taken from there; the others: see :meth:`ChatTemplate.render`. Raises
+        ApiError."""
         rules = self.rules(tools=bool(tools))
+        in_order = arranged(messages, rules, stable=stable, format=self._format)
+        kept = turn is not None and rules.before_calls is None and not continue_final_message
         before_calls: list[str] = []
+        if turn is None or not kept:
+            plain, rendering = conversation(in_order, rules, before_calls), None
+        else:
+            before = turn.conversation
+            known = [] if before is None else before.known(in_order, rules)
+            plain = conversation(in_order, rules, known=known)
+            rendering = Rendering(None if before is None else before.loop)
         prompt = self.template.render(
-            conversation(arranged(messages, rules, stable=stable, format=self._format), rules, before_calls),
+            plain,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=plain_tools(tools, rules) if tools else rules.no_tools,
             documents=documents,
             variables=variables,
+            rendering=rendering,
         )
+        if turn is not None and rendering is not None:
+            turn.learn_conversation(KeptConversation(in_order, plain, rules, rendering.finish(prompt)))
         return put_before_calls(prompt, before_calls, rules)
+
+
+@dataclass(slots=True, frozen=True)
+class KeptConversation:
+    """A conversation as it was rendered."""
+
+    messages: Sequence[Message]
+    """As the template takes them."""
+    plain: list[PlainMessage]
+    rules: TemplateRules
+    loop: LoopState | None
+    """Where the next rendering may begin; None: at the start."""
+
+    def known(self, messages: Sequence[Message], rules: TemplateRules) -> list[PlainMessage]:
+        """Those of the first messages that are the same here."""
+        if rules is not self.rules:
+            return []
+        pairs = zip(messages, self.messages, strict=False)
+        number = next((at for at, pair in enumerate(pairs) if not _same(*pair)), len(self.plain))
+        return self.plain[: min(number, len(messages))]
+
+
+def _same(one: Message, other: Message) -> bool:
+    """Whether two messages are spelled alike; 1, 1.0 and true are equal, but no template spells them so."""
+    if one is other:
+        return True
+    if one.tool_calls or type(one.content) is list:
+        return _encode(one) == _encode(other)
+    return one == other

@@ -57,6 +57,8 @@ class KeptTurn:
     """No less than the strings, lists and objects of the messages."""
     probes: list[tuple[int, bytes]] = field(default_factory=list)
     """Ends of some messages and the bytes before them."""
+    conversation: Any = None
+    """As it was rendered (:class:`~penstock.generation.prompt.renderer.KeptConversation`)."""
     text: str = ""
     """The prompt."""
     cut: int = 0
@@ -190,6 +192,16 @@ class NextTurn:
         self.turn = KeptTurn(session, items, ends, list(decoded), parts, probes)
 
     # -- the prompt
+
+    @property
+    def conversation(self) -> Any:
+        """The conversation of the turn before, as it was rendered."""
+        return None if self.before is None else self.before.conversation
+
+    def learn_conversation(self, conversation: Any) -> None:
+        """The conversation as it is rendered."""
+        if self.turn is not None:
+            self.turn.conversation = conversation
 
     def known_prompt(self, text: str) -> tuple[int, bytes | memoryview]:
         """How many of the first characters the prompt has in common with the one before, as far as both may

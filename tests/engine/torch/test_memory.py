@@ -25,7 +25,7 @@ WEIGHTS, ACTIVATIONS, LATER, OTHERS, TOTAL = 300, 250, 7, 40, 1000
 SCRIPT = """
 import resource, sys
 import numpy as np
-from penstock.engine.torch.memory import keep_freed_memory
+from penstock.metrics.freed_memory import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
