@@ -47,7 +47,7 @@ def make_dialects(
     return [
         completions,
         chat,
-        Messages(config, processor),
+        Messages(config, processor, compaction),
         responses,
         Compact(config, processor, store, compaction),
         invocations,
@@ -70,7 +70,7 @@ def make_token_counters(
 ) -> list[TokenCounter]:
     """One per API that counts tokens. The arguments: as for :func:`make_dialects`."""
     compaction = Compaction.of_server(config, seal_key)
-    return [MessagesTokenCounter(processor), ResponsesTokenCounter(processor, store, compaction)]
+    return [MessagesTokenCounter(processor, compaction), ResponsesTokenCounter(processor, store, compaction)]
 
 
 def make_describing_routes(processor: InputProcessor) -> list[DescribingRoute]:

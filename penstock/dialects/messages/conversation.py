@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from penstock.dialects.messages.block_texts import BlockTexts, unsupported
+from penstock.dialects.messages.compaction import BLOCK
 from penstock.dialects.messages.request_schema import ContentBlock, CountTokensRequest, SystemBlock
 from penstock.dialects.messages.thinking import thinking_text
+from penstock.generation.compaction.compaction import summary_message
 from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
 from penstock.generation.request.unsupported_content import joined
 from penstock.http.errors import ApiError, refused, shown
@@ -18,8 +21,15 @@ _ERRORS = ("error", "<tool_use_error>")
 """How results of failed tools start, in lower case, if they say so themselves."""
 
 
-def convert_messages(request: CountTokensRequest, texts: BlockTexts) -> list[Message]:
-    """The conversation, at least one message. Raises ApiError."""
+class _Summaries(Protocol):
+    def text(self, block: ContentBlock, field: str) -> str: ...
+
+
+def convert_messages(
+    request: CountTokensRequest, texts: BlockTexts, summaries: _Summaries | None = None
+) -> list[Message]:
+    """The conversation, at least one message. ``summaries``: reads compaction blocks, which None refuses.
+    Raises ApiError."""
     if not request.messages:
         raise ApiError(400, "messages must have at least one message.", param="messages")
     messages: list[Message] = []
@@ -30,7 +40,12 @@ def convert_messages(request: CountTokensRequest, texts: BlockTexts) -> list[Mes
         if isinstance(message.content, str):
             messages.append(Message(message.role, message.content))
         elif message.role == "assistant":
-            messages.append(_assistant(message.content, field, texts))
+            start = 0 if summaries is None else _after_compaction(message.content)
+            if start and summaries is not None:  # it replaces all before it
+                text = summaries.text(message.content[start - 1], f"{field}.content[{start - 1}]")
+                messages = [summary_message(text)]
+            if start < len(message.content) or not start:
+                messages.append(_assistant(message.content, field, texts, start))
         elif message.role == "system":
             messages.append(Message("system", texts.joined(message.content, field)))
         else:
@@ -84,15 +99,25 @@ def _user(blocks: list[ContentBlock], field: str, texts: BlockTexts) -> list[Mes
     return messages
 
 
-def _assistant(blocks: list[ContentBlock], field: str, texts: BlockTexts) -> Message:
+def _after_compaction(blocks: list[ContentBlock]) -> int:
+    """The number of blocks until the last compaction with a summary, itself included; 0: there is none."""
+    for number in range(len(blocks), 0, -1):
+        block = blocks[number - 1]
+        if block.type == BLOCK and block.content is not None:
+            return number
+    return 0
+
+
+def _assistant(blocks: list[ContentBlock], field: str, texts: BlockTexts, start: int) -> Message:
     said: list[str] = []
     calls: list[ToolCall] = []
     thoughts: list[str] = []
-    for number, block in enumerate(blocks):
+    for number in range(start, len(blocks)):
+        block = blocks[number]
         if block.type == "thinking":
             thoughts.append(thinking_text(block.thinking or "", block.signature or ""))
-        elif block.type == "redacted_thinking":
-            continue  # only the server that made it can read it
+        elif block.type == "redacted_thinking" or (block.type == BLOCK and block.content is None):
+            continue  # only the server that made it can read it; a compaction that failed
         elif block.type == "tool_use":
             place = f"{field}.content[{number}]"
             if not block.name:

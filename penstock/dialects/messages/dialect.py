@@ -5,19 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from penstock.config.serve import ServeConfig
 from penstock.dialects.messages.block_texts import BlockTexts
+from penstock.dialects.messages.compaction import (
+    BLOCK,
+    AskedCompaction,
+    CompactedMessage,
+    SignedSummaries,
+    asked_compaction,
+)
 from penstock.dialects.messages.conversation import convert_messages
 from penstock.dialects.messages.errors import error_body, is_anthropic
 from penstock.dialects.messages.output_schema import output_schema
 from penstock.dialects.messages.reply import MessageFields, MessagesReply
 from penstock.dialects.messages.request_schema import (
     UNSUPPORTED,
+    ContentBlock,
     CountTokensRequest,
+    InputMessage,
     MessagesRequest,
 )
 from penstock.dialects.messages.thinking import Thinking, parse_thinking
 from penstock.dialects.messages.tools import convert_choice, convert_tools
+from penstock.generation.compaction.compaction import Compaction, room
+from penstock.generation.compaction.planned import Summary
 from penstock.generation.dialect import NO_INFO, CountedPrompt, Dialect, RequestInfo, TokenCounter
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import ASSISTANT, RequestPlan, constrain
@@ -42,6 +55,12 @@ class _Conversation(NamedTuple):
     warning: str | None
     continued: Message | None
     """The message that the output continues."""
+    messages: list[Message]
+
+
+class _ReplyFields(NamedTuple):
+    omit_thinking: bool
+    compacted: CompactedMessage | None = None
 
 
 class Messages(Dialect):
@@ -50,8 +69,11 @@ class Messages(Dialect):
     path = "/v1/messages"
     recognizes_clients = True
 
-    def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
+    def __init__(
+        self, config: ServeConfig, processor: InputProcessor, compaction: Compaction | None = None
+    ) -> None:
         self._processor = processor
+        self.compaction = compaction or Compaction()
         self._decoder = processor.decoder(MessagesRequest, messages="messages")
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
@@ -60,7 +82,19 @@ class Messages(Dialect):
         request = self._decoder.decode(body, info.turn)
         self._unsupported.check_fields(request)
         processor.check_model(request.model)
-        conversation = _conversation(processor, request, info.turn)
+        asked = asked_compaction(request)
+        summaries = SignedSummaries(self.compaction.seals, info.tenant or "")
+        conversation = _conversation(processor, request, summaries, info.turn)
+        plan = self.answer_plan(request, conversation, info)
+        if asked is not None:
+            plan.compaction = MessagesCompaction(self, request, conversation, summaries, info, asked)
+        return plan
+
+    def answer_plan(
+        self, request: MessagesRequest, conversation: _Conversation, info: RequestInfo
+    ) -> RequestPlan:
+        """The plan of the message itself. Raises ApiError."""
+        processor = self._processor
         plan = processor.plan(
             _sampling_fields(request, conversation.thinking.budget),
             info.request_id,
@@ -72,7 +106,7 @@ class Messages(Dialect):
         plan.include_usage, plan.continuous_usage = True, False
         plan.add_special_tokens = False
         plan.session = None if request.metadata is None else request.metadata.user_id
-        plan.dialect_fields = conversation.thinking.omitted
+        plan.dialect_fields = _ReplyFields(conversation.thinking.omitted)
         choice = conversation.choice
         plan.warning = conversation.warning
         constraint = _output_constraint(request, processor.json_whitespace)
@@ -88,14 +122,74 @@ class Messages(Dialect):
         )
         return plan
 
+    def summary_plan(
+        self,
+        request: MessagesRequest,
+        conversation: _Conversation,
+        info: RequestInfo,
+        asked: AskedCompaction,
+    ) -> RequestPlan:
+        """The plan of a summary: sampled as the request says, and not bound to what its answers must be."""
+        processor, thinking = self._processor, conversation.thinking
+        free = msgspec.structs.replace(request, tool_choice=None, stop_sequences=None, stream=None)
+        choice = _choice(processor, free)
+
+        def render(messages: list[Message]) -> str:
+            return processor.render(
+                messages,
+                add_generation_prompt=True,
+                continue_final_message=False,
+                tools=choice.tools,
+                variables=thinking.variables,
+                stable=True,
+            )
+
+        prompt = self.compaction.prompt
+        if asked.instructions is not None:
+            prompt = asked.instructions if asked.replaces else f"{prompt}\n\n{asked.instructions}"
+        text = self.compaction.summary_prompt(processor, conversation.messages, render, prompt)
+        fields = _sampling_fields(free, thinking.budget)
+        plan = processor.plan(fields, info.request_id, [text], max_tokens=room(processor), logprobs=-1)
+        plan.add_special_tokens = False
+        processor.set_output_format(plan, choice, text)
+        constrain(plan, None)
+        return plan
+
+    def compacted_plan(
+        self,
+        request: MessagesRequest,
+        summary: Summary,
+        summaries: SignedSummaries,
+        info: RequestInfo,
+        *,
+        pauses: bool,
+    ) -> RequestPlan:
+        """The plan of a request whose conversation is replaced by a summary. One that ``pauses`` only has its
+        prompt in the engine's cache, for the request that goes on."""
+        compacted = CompactedMessage(None, "", summary.usage, pauses)
+        if summary.text:
+            signature = summaries.sign(summary.text)
+            compacted = compacted._replace(content=summary.text, signature=signature)
+            block = ContentBlock(type=BLOCK, content=summary.text, signature=signature)
+            request = msgspec.structs.replace(
+                request, messages=[InputMessage(role=ASSISTANT, content=[block])]
+            )
+        if pauses:
+            request = msgspec.structs.replace(request, max_tokens=0)
+        conversation = _conversation(self._processor, request, summaries)
+        plan = self.answer_plan(request, conversation, info)
+        plan.dialect_fields = plan.dialect_fields._replace(compacted=compacted)
+        return plan
+
     def reply_format(self, plan: RequestPlan, request_id: str) -> MessagesReply:
         fields = MessageFields(
             id=f"msg_{plan.request_id or request_id}",
             model=plan.model,
             request_id=request_id,
-            omit_thinking=plan.dialect_fields,
+            omit_thinking=plan.dialect_fields.omit_thinking,
             context=plan.max_model_len,
             max_tokens=0 if plan.max_tokens == 0 else plan.base.max_tokens,
+            compacted=plan.dialect_fields.compacted,
         )
         return MessagesReply(fields)
 
@@ -109,19 +203,48 @@ class Messages(Dialect):
         return error_body(error, request_id)
 
 
+class MessagesCompaction(NamedTuple):
+    """The compaction of a request that asks for it."""
+
+    dialect: Messages
+    request: MessagesRequest
+    conversation: _Conversation
+    summaries: SignedSummaries
+    info: RequestInfo
+    asked: AskedCompaction
+
+    @property
+    def threshold(self) -> int:
+        return self.asked.threshold
+
+    def summary_plan(self) -> RequestPlan:
+        return self.dialect.summary_plan(self.request, self.conversation, self.info, self.asked)
+
+    def resumed(self, summary: Summary) -> RequestPlan | None:
+        asked = self.asked
+        if not summary.text and not asked.replaces:
+            return None
+        return self.dialect.compacted_plan(
+            self.request, summary, self.summaries, self.info, pauses=asked.pauses
+        )
+
+
 class MessagesTokenCounter(TokenCounter):
     """Counts the input tokens of a message."""
 
     path = "/v1/messages/count_tokens"
 
-    def __init__(self, processor: InputProcessor) -> None:
+    def __init__(self, processor: InputProcessor, compaction: Compaction | None = None) -> None:
         self._processor = processor
+        self._seals = (compaction or Compaction()).seals
         self._decoder = processor.decoder(CountTokensRequest)
 
     def prompt(self, body: bytes, info: RequestInfo, found: Any) -> CountedPrompt:
         request = self._decoder.decode(body)
         self._processor.check_model(request.model)
-        return CountedPrompt(_conversation(self._processor, request).text, add_special_tokens=False)
+        summaries = SignedSummaries(self._seals, info.tenant or "")
+        text = _conversation(self._processor, request, summaries).text
+        return CountedPrompt(text, add_special_tokens=False)
 
     def reply(self, count: int) -> bytes:
         return b'{"input_tokens":%d}' % count
@@ -144,25 +267,35 @@ def _sampling_fields(request: MessagesRequest, budget: int | None) -> GenerateRe
     )
 
 
-def _conversation(
-    processor: InputProcessor, request: CountTokensRequest, turn: NextTurn | None = None
-) -> _Conversation:
+def _choice(processor: InputProcessor, request: CountTokensRequest) -> ToolChoice:
     """Raises ApiError."""
-    given = request.tool_choice
-    one_call = given is not None and bool(given.disable_parallel_tool_use)
     choice = parse_tool_choice(
         convert_tools(request.tools),
-        convert_choice(given),
-        one_call=one_call,
+        convert_choice(request.tool_choice),
+        one_call=_one_call(request),
         constrained=False,
         known_format=processor.output_format.calls_tools,
         whitespace=processor.json_whitespace,
         syntax=processor.call_syntax,
     )
-    choice = choice._replace(constraint=_named_here(choice.constraint))
+    return choice._replace(constraint=_named_here(choice.constraint))
+
+
+def _one_call(request: CountTokensRequest) -> bool:
+    return request.tool_choice is not None and bool(request.tool_choice.disable_parallel_tool_use)
+
+
+def _conversation(
+    processor: InputProcessor,
+    request: CountTokensRequest,
+    summaries: SignedSummaries,
+    turn: NextTurn | None = None,
+) -> _Conversation:
+    """Raises ApiError."""
+    choice = _choice(processor, request)
     thinking = parse_thinking(request, processor.thinking)
     texts = BlockTexts(processor.unsupported_content())
-    messages = convert_messages(request, texts)
+    messages = convert_messages(request, texts, summaries)
     continued = messages[-1].role == ASSISTANT and not messages[-1].tool_calls
     text = processor.render(
         messages,
@@ -175,7 +308,8 @@ def _conversation(
     )
     warnings = [choice.warning, thinking.warning, texts.unsupported.warning("messages")]
     warning = "; ".join(filter(None, warnings)) or None
-    return _Conversation(text, choice, one_call, thinking, warning, messages[-1] if continued else None)
+    last = messages[-1] if continued else None
+    return _Conversation(text, choice, _one_call(request), thinking, warning, last, messages)
 
 
 def _named_here(constraint: Constraint | None) -> Constraint | None:

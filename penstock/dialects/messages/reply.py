@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.dialects.messages.blocks import BlockSequence, Kind, Piece, Start, Step, start_fields
+from penstock.dialects.messages.compaction import CompactedMessage
 from penstock.dialects.messages.errors import error_body
 from penstock.dialects.whole_calls import arguments_object
 from penstock.generation.dialect import CONTENT_FILTER, EventContent, ReplyFormat
@@ -26,7 +27,7 @@ _USAGE = (
     b'"usage":{"input_tokens":%d,"cache_creation_input_tokens":0,"cache_read_input_tokens":%d,'
     b'"server_tool_use":null,"output_tokens_details":%b,"output_tokens":%d'
 )
-_WHOLE_USAGE = _USAGE + b',"cache_creation":null,"inference_geo":null,"service_tier":"standard"}'
+_WHOLE_USAGE = _USAGE + b'%b,"cache_creation":null,"inference_geo":null,"service_tier":"standard"}'
 _END_FIELDS = b'"stop_reason":%b,"stop_sequence":%b,"stop_details":null,"container":null'
 _MESSAGE_START = (
     b'event: message_start\ndata: {"type":"message_start","message":{"id":"%b","type":"message",'
@@ -41,7 +42,7 @@ _MESSAGE_END = (
     + _END_FIELDS
     + b"},"
     + _USAGE
-    + b'}}\n\nevent: message_stop\ndata: {"type":"message_stop"}\n\n'
+    + b'%b}}\n\nevent: message_stop\ndata: {"type":"message_stop"}\n\n'
 )
 _BLOCK_STOP = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n'
 _START = b'event: content_block_start\ndata: {"type":"content_block_start","index":%d,"content_block":%b}\n\n'
@@ -69,6 +70,8 @@ class MessageFields(NamedTuple):
     """Most tokens of prompt and output together."""
     max_tokens: int = 0
     """Most tokens of the output; 0: none is sent."""
+    compacted: CompactedMessage | None = None
+    """What the conversation was replaced by: the first block."""
 
 
 class MessagesReply(ReplyFormat):
@@ -86,6 +89,8 @@ class MessagesReply(ReplyFormat):
         self.id = fields.id
         self._fields = fields
         self._blocks = BlockSequence(self.id, omit_thinking=fields.omit_thinking)
+        if fields.compacted is not None:
+            self._blocks.index = 0
         self._finish_reason: bytes | None = None
         self._stop_sequence: str | None = None
         self._head = b""
@@ -107,7 +112,9 @@ class MessagesReply(ReplyFormat):
 
     def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
         assert usage is not None  # usage_first
-        return _MESSAGE_START % (escape_json(self.id), escape_json(self._fields.model), *_counts(usage))
+        start = escape_json(self.id), escape_json(self._fields.model), *_counts(usage), b""
+        compacted = self._fields.compacted
+        return _MESSAGE_START % start + (b"" if compacted is None else _compaction_events(compacted))
 
     def event(self, index: int, content: EventContent) -> bytes:
         blocks, events, text = self._blocks, b"", content.text
@@ -138,7 +145,15 @@ class MessagesReply(ReplyFormat):
 
     def end(self, usage: TokenUsage | None) -> bytes:
         assert usage is not None  # the plan asks for it
-        return _MESSAGE_END % (*self._end_fields(usage), *_counts(usage))
+        return _MESSAGE_END % (*self._end_fields(usage), *_counts(usage), self._iterations(usage))
+
+    def _iterations(self, usage: TokenUsage) -> bytes:
+        """The tokens of a compaction and of the message, apart; empty: there was none."""
+        compacted = self._fields.compacted
+        if compacted is None:
+            return b""
+        parts = _iteration("compaction", compacted.usage), _iteration("message", usage)
+        return b',"iterations":' + encode_json(parts)
 
     def _end_fields(self, usage: TokenUsage) -> tuple[bytes, bytes]:
         """The values of _END_FIELDS."""
@@ -158,6 +173,8 @@ class MessagesReply(ReplyFormat):
             self._stop_sequence = stop_reason
 
     def _stop_reason(self, usage: TokenUsage) -> str:
+        if self._fields.compacted is not None and self._fields.compacted.paused:
+            return "compaction"
         if self._finish_reason == b"length":
             full = usage.prompt_tokens + usage.completion_tokens >= self._fields.context
             cut = full and usage.completion_tokens < self._fields.max_tokens
@@ -191,13 +208,46 @@ class MessagesReply(ReplyFormat):
             encode_json(self.id),
             encode_json(self._fields.model),
         )
-        for block in _joined(chain(steps, self._blocks.finish())):
+        compacted = self._fields.compacted
+        first = () if compacted is None else (compacted.block(),)
+        for block in chain(first, _joined(chain(steps, self._blocks.finish()))):
             yield separator + encode_json(block)
             separator = b","
         if separator != b",":  # there is no block
             yield separator
         self._finish(finish_reason, stop_reason)
-        yield b"]," + _END_FIELDS % self._end_fields(usage) + b"," + _WHOLE_USAGE % _counts(usage) + b"}"
+        yield b"]," + _END_FIELDS % self._end_fields(usage) + b"," + self._usage(usage) + b"}"
+
+    def _usage(self, usage: TokenUsage) -> bytes:
+        return _WHOLE_USAGE % (*_counts(usage), self._iterations(usage))
+
+
+def _compaction_events(compacted: CompactedMessage) -> bytes:
+    """The events of the first block."""
+    block = compacted.block()
+    summary = {
+        "type": "content_block_delta",
+        "index": 0,
+        "delta": {
+            "type": "compaction_delta",
+            "content": block["content"],
+            "encrypted_content": block["encrypted_content"],
+        },
+    }
+    start = _START % (0, encode_json(block | {"content": None}))
+    return b"%bevent: content_block_delta\ndata: %b\n\n%b" % (start, encode_json(summary), _BLOCK_STOP % 0)
+
+
+def _iteration(kind: str, usage: TokenUsage) -> dict[str, Any]:
+    uncached, cached, _, generated = _counts(usage)
+    return {
+        "type": kind,
+        "input_tokens": uncached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "cache_creation": None,
+        "output_tokens": generated,
+    }
 
 
 def _counts(usage: TokenUsage) -> tuple[int, int, bytes, int]:

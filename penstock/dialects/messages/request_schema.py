@@ -58,6 +58,8 @@ class ContentBlock(msgspec.Struct, kw_only=True):
     is_error: Annotated[bool | None, about("Whether the tool failed.")] = None
     thinking: str | None = None
     signature: Annotated[str | None, about("Of thinking: as it was returned; never an error.")] = None
+    encrypted_content: Annotated[str | None, about("Of a compaction, as it was returned.")] = None
+    tool_changes: Annotated[Any, about("Of a compaction. Not used.")] = None
     data: Annotated[Any, about("Of redacted_thinking. Not used.")] = None
     source: Annotated[
         str | JsonObject | None,
@@ -160,7 +162,12 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     ] = None
     chat_template_kwargs: Annotated[JsonObject | None, about("Variables for the chat template.")] = None
     cache_control: Annotated[Any, _CACHE] = None
-    context_management: Annotated[Any, about("Not used: the conversation is taken as it is.")] = None
+    context_management: Annotated[
+        Any, about("edits of type compact_20260112: summarize a longer conversation first. Others: not used.")
+    ] = None
+    compaction: Annotated[
+        Any, about('{"type": "summarize"}: only summarize the conversation, in a compaction block.')
+    ] = None
     speed: Annotated[Any, about("Not used.")] = None
     betas: Annotated[Any, about("Not used.")] = None
     mcp_servers: Annotated[list[Any] | None, about("Not supported; not counted.")] = None

@@ -36,6 +36,7 @@ class ResponsePrompt(NamedTuple):
     text: str
     conversation: Conversation
     render: Callable[[list[Message]], str]
+    """The way from other messages to a prompt."""
     items: list[InputItem]
     """The request's own, references resolved."""
     tools: Tools
@@ -162,12 +163,13 @@ class ResponsePrompts:
         summaries = self.summaries(info)
         conversation = _conversation(processor, request, items, found, summaries)
         kept: list[InputItem] = []
-        render = self._render(request, choice, info.turn)
+        render = self._render(request, choice, None)
         if compacts:
             kept = kept_items([*_stored_items(found), *items], summaries.kept_characters)
             text = self.compaction.summary_prompt(processor, conversation.messages, render)
         else:
-            text = self._rendered(request, conversation.messages, render)
+            of_turn = self._render(request, choice, info.turn)
+            text = self._rendered(request, conversation.messages, of_turn)
         warning = _warning(choice, tools, conversation)
         return ResponsePrompt(text, conversation, render, items, tools, choice, warning, compacts, kept)
 

@@ -25,6 +25,8 @@ class UsageFields(msgspec.Struct, gc=False):
     output_tokens_details: Any = None
     cache_read_input_tokens: Any = None
     cache_creation_input_tokens: Any = None
+    iterations: Any = None
+    """Of messages: what compactions took is in these alone."""
 
     def merged_with(self, later: UsageFields) -> UsageFields:
         """Update the counts with those that ``later`` has: messages report input first, output last, and
@@ -36,7 +38,7 @@ class UsageFields(msgspec.Struct, gc=False):
         values = [getattr(later, name) for name in fields]
         return UsageFields(
             *(
-                value if isinstance(value, dict) or _count(value) is not None else getattr(self, name)
+                value if isinstance(value, dict | list) or _count(value) is not None else getattr(self, name)
                 for name, value in zip(fields, values, strict=True)
             )
         )
@@ -78,6 +80,11 @@ def read_usage(usage: UsageFields) -> ReportedUsage | None:
     else:  # messages exclude what was read from the cache, or written to it
         input_tokens += (read or 0) + (_count(usage.cache_creation_input_tokens) or 0)
     output_tokens = _count(usage.output_tokens)
+    for each in usage.iterations if isinstance(usage.iterations, list) else ():
+        if isinstance(each, dict) and each.get("type") == "compaction":
+            names = "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"
+            input_tokens = (input_tokens or 0) + sum(_count(each.get(name)) or 0 for name in names)
+            output_tokens = (output_tokens or 0) + (_count(each.get("output_tokens")) or 0)
     if output_tokens is None:
         output_tokens = _count(usage.completion_tokens)
     if input_tokens is None and output_tokens is None:

@@ -51,11 +51,11 @@ class TokenUsage(NamedTuple):
 
     def plus(self, other: TokenUsage) -> TokenUsage:
         """The tokens of both."""
-        return TokenUsage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-            (self.cached_tokens or 0) + (other.cached_tokens or 0),
-            (self.reasoning_tokens or 0) + (other.reasoning_tokens or 0),
+        return self._replace(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+            cached_tokens=(self.cached_tokens or 0) + (other.cached_tokens or 0),
+            reasoning_tokens=(self.reasoning_tokens or 0) + (other.reasoning_tokens or 0),
         )
 
 
