@@ -1,4 +1,7 @@
-"""What streams cost a gateway in which nothing comes: the memory of each, and the CPU time of all."""
+"""What streams cost a gateway in which nothing comes: the memory of each, and the CPU time of all.
+
+``python -m scripts.idle_streams`` prints the same of WebSockets of an API server, which no response uses.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import contextlib
 import json
 import resource
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -15,8 +18,10 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from penstock.bench.process_usage import ServerPids, cpu_time
+from penstock.bench.process_usage import ServerPids, cpu_time, pids_of_supervisor
 from penstock.bench.server_process import ServerProcess
+from penstock.http.http1.reply_framing import header_lines
+from penstock.http.websocket.handshake import new_key, opening
 
 STREAMS = 10_000
 OTHER_FILES = 1000
@@ -68,7 +73,7 @@ def idle_cost(url: str, processes: ServerPids, streams: int) -> IdleCost:
         model = client.get("/v1/models").json()["data"][0]["id"]
     pids = processes.api_servers
     try:
-        return asyncio.run(_measure(url, model, lambda: _memory(pids), lambda: cpu_time(pids).total, streams))
+        return asyncio.run(_measure(lambda: _open_stream(url, model), pids, streams))
     except* RefusedError as refusals:
         refusal = refusals.exceptions[0]
     raise refusal
@@ -79,23 +84,24 @@ def _memory(pids: tuple[int, ...]) -> int:
 
 
 async def _measure(
-    url: str, model: str, memory: Callable[[], int], cpu_s: Callable[[], float], streams: int
+    open_stream: Callable[[], Awaitable[asyncio.StreamWriter]], pids: tuple[int, ...], streams: int
 ) -> IdleCost:
-    before = memory()
+    before = _memory(pids)
     places, opened = asyncio.Semaphore(AT_ONCE), list[asyncio.StreamWriter]()
 
     async def open_one() -> None:
         async with places:
-            opened.append(await _open_stream(url, model))
+            opened.append(await open_stream())
 
     try:
         async with asyncio.timeout(OPENING_S), asyncio.TaskGroup() as tasks:
             for _ in range(streams):
                 tasks.create_task(open_one())
         await asyncio.sleep(SETTLE_S)
-        after, began = memory(), cpu_s()
+        after, began = _memory(pids), cpu_time(pids).total
         await asyncio.sleep(WATCHED_S)
-        return IdleCost((after - before) / streams / 1024, (cpu_s() - began) / WATCHED_S * 1000)
+        cpu_s = cpu_time(pids).total - began
+        return IdleCost((after - before) / streams / 1024, cpu_s / WATCHED_S * 1000)
     finally:
         for writer in opened:
             writer.transport.abort()
@@ -116,3 +122,29 @@ async def _open_stream(url: str, model: str) -> asyncio.StreamWriter:
         raise RefusedError(f"status {head[9:12].decode('latin-1')}")
     await reader.readuntil(b"one")
     return writer
+
+
+async def _open_websocket(url: str) -> asyncio.StreamWriter:
+    """A WebSocket at ``/v1/responses``, with headers as clients send them."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=4096)
+    headers = [(b"host", b"x"), (b"user-agent", b"OpenAI/Python"), (b"authorization", b"Bearer key")]
+    writer.write(b"GET /v1/responses HTTP/1.1\r\n%b\r\n" % header_lines([*headers, *opening(new_key())]))
+    head = await reader.readuntil(b"\r\n\r\n")
+    if b" 101 " not in head.partition(b"\r\n")[0]:
+        raise RefusedError(f"status {head[9:12].decode('latin-1')}")
+    return writer
+
+
+def main() -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    sockets = STREAMS if most == resource.RLIM_INFINITY else min(STREAMS, most - OTHER_FILES)
+    with ServerProcess(["serve", "--engine=synthetic", "--port=0"], OPENING_S) as server:
+        pids = pids_of_supervisor(server.pid).api_servers
+        cost = asyncio.run(_measure(lambda: _open_websocket(server.url), pids, sockets))
+    print(f"{sockets} idle WebSockets: {cost.kib:.1f} KiB each, {cost.cpu_ms:.0f} ms/s of CPU for all")
+
+
+if __name__ == "__main__":
+    main()

@@ -150,7 +150,9 @@ class App:
 
     def _methods_of(self, dialect: Dialect) -> dict[str, Handler]:
         methods: dict[str, Handler] = {"POST": self.generation.handler(dialect)}
-        return methods | {"GET": self._open_socket} if dialect.sockets else methods
+        if dialect.sockets:
+            methods |= {"GET": self._open_socket, "CONNECT": self._open_socket}
+        return methods
 
     async def _open_socket(self, request: ApiRequest) -> None:
         self._cors.check_socket(request.http)
@@ -267,11 +269,12 @@ class App:
             )
         handler = methods.get(method)
         if handler is None:
-            allowed = " or ".join(sorted(methods))
+            known = sorted(methods.keys() - {"CONNECT"})
+            allowed = " or ".join(known)
             raise ApiError(
                 405,
                 f"{path} takes {allowed}, not {method}.",
-                headers=[(b"allow", ", ".join(sorted(methods)).encode())],
+                headers=[(b"allow", ", ".join(known).encode())],
             )
         return handler
 

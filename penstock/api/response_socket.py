@@ -62,13 +62,14 @@ class ResponseSockets:
     async def open(self, request: ApiRequest) -> None:
         """The handler of GET. Raises ApiError."""
         http = request.http
-        if not wants_websocket(http.fields):
+        connects = http.method == "CONNECT"
+        if not (connects or wants_websocket(http.fields)):
             raise ApiError(
                 405,
                 f"{http.path} takes POST, and GET only as the handshake of a WebSocket.",
                 headers=[(b"allow", b"GET, POST")],
             )
-        headers = accepted(http.fields)
+        headers = accepted(http.fields, connects=connects)
         path, client, target = http.path, http.client, http.target
         kept = [each for each in http.headers if not _is_of_handshake(each[0])]
 

@@ -91,7 +91,9 @@ class GatewayApp:
                 await http.reply_json(b"{}" if http.method == "GET" else b"")
             elif path in OWN_PATHS:
                 await self.own_routes.answer(http)
-            elif http.method == "GET" and path == RESPONSES and wants_websocket(http.fields):
+            elif path == RESPONSES and (
+                http.method == "CONNECT" or (http.method == "GET" and wants_websocket(http.fields))
+            ):
                 await self.websockets.open(http, self._request_id(http))
             elif self.own_routes.controls(path) and not self._intake.routes.allows(http.method, path):
                 await self._control(http)
@@ -227,7 +229,7 @@ _IDS_AT_ONCE = 64
 def _check_upgrade(http: HttpRequest) -> None:
     """Refuse a request for a WebSocket: relayed without its upgrade it would be another one. Raises
     ApiError."""
-    if http.fields.get(b"upgrade", b"").strip().lower() == b"websocket":
+    if http.method == "CONNECT" or http.fields.get(b"upgrade", b"").strip().lower() == b"websocket":
         raise ApiError(
             501,
             "The gateway relays WebSockets of /v1/responses alone. Connect to a model server that has others "

@@ -176,6 +176,11 @@ class HttpRequest:
 
     # -- the body
 
+    def take_unread(self) -> bytes:
+        """What has come of the body and was not read."""
+        body, self._body, self.body_size = bytes(self._body), b"", 0
+        return body
+
     async def read_part(self) -> bytes:
         """A part of the body that has not been read; empty at its end. Raises ClientGone, and ApiError if the
         rest of the body does not come."""

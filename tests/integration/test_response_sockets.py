@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from socket import create_connection
+from socket import socket as TcpSocket
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
 import pytest
+from h2.connection import H2Connection
+from h2.events import DataReceived, ResponseReceived, StreamEnded
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.sync.client import ClientConnection, connect
 
+from penstock.http.websocket.codec import Closed, Codec, Pong, Text
+from penstock.http.websocket.codec import Event as WebSocketEvent
 from tests.integration.server import SYNTHETIC, TLS, Server, total, wait_until
 
 WAIT_S = 30.0
@@ -190,14 +197,82 @@ def test_a_response_is_cancelled(server: Server) -> None:
         assert events(socket)[-1]["response"]["id"] != first["response"]["id"]
 
 
-def test_closing_ends_what_runs(server: Server) -> None:
-    def running() -> float:
-        return total(server.metrics(**KEY), "vllm:num_requests_running")
+class OverHttp2:
+    """A WebSocket on a stream of an HTTP/2 connection, with h2."""
 
+    def __init__(self, server: Server, connection: TcpSocket, path: str = "/v1/responses") -> None:
+        self.socket, self.h2 = connection, H2Connection()
+        self.codec = Codec(client=True, max_bytes=1 << 20)
+        self.status, self.ended = "", False
+        self.got: list[WebSocketEvent] = []
+        self.h2.initiate_connection()
+        self.read_until(lambda: self.h2.remote_settings.enable_connect_protocol == 1)
+        head = {":method": "CONNECT", ":protocol": "websocket", ":scheme": "http", ":path": path}
+        head |= {":authority": urlsplit(server.url).netloc, "sec-websocket-version": "13", **KEY}
+        self.h2.send_headers(1, list(head.items()))
+
+    def read_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.socket.sendall(self.h2.data_to_send())
+            for event in self.h2.receive_data(self.socket.recv(65536)):
+                if isinstance(event, ResponseReceived):
+                    self.status = dict(event.headers)[b":status"].decode()
+                elif isinstance(event, DataReceived) and self.status == "200":
+                    self.h2.acknowledge_received_data(event.flow_controlled_length, 1)
+                    self.codec.receive(event.data)
+                    self.got += self.codec.events()
+                elif isinstance(event, StreamEnded):
+                    self.ended = True
+        self.socket.sendall(self.h2.data_to_send())
+
+    def messages(self) -> list[Event]:
+        return [json.loads(event.data) for event in self.got if isinstance(event, Text)]
+
+
+def test_over_http2(server: Server) -> None:
+    parts = urlsplit(server.url)
+    with create_connection((parts.hostname, parts.port), timeout=WAIT_S) as connection:
+        client = OverHttp2(server, connection)
+        for number in range(1, 3):
+            body = {"type": "response.create", "input": "x" * 20_000, "max_output_tokens": 30}
+            message = client.codec.text(json.dumps(body).encode())
+            for start in range(0, len(message), 16_000):
+                client.h2.send_data(1, message[start : start + 16_000])
+            client.read_until(
+                lambda: sum(event["type"] in ENDS for event in client.messages()) == number  # noqa: B023
+            )
+        assert client.status == "200"
+        assert [event["type"] for event in client.messages()].count("response.incomplete") == 2
+        client.h2.send_data(1, client.codec.ping(b"?") + client.codec.close(1000))
+        client.read_until(lambda: client.ended)
+        assert client.got[-2:] == [Pong(b"?"), Closed(1000, "")]
+
+
+def test_over_http2_no_other_route_is_a_websocket_and_a_reset_ends_what_runs(server: Server) -> None:
+    parts = urlsplit(server.url)
+    with create_connection((parts.hostname, parts.port), timeout=WAIT_S) as connection:
+        other = OverHttp2(server, connection, path="/v1/models")
+        other.read_until(lambda: bool(other.status))
+        assert other.status == "405"
+    with create_connection((parts.hostname, parts.port), timeout=WAIT_S) as connection:
+        client = OverHttp2(server, connection)
+        body = {"type": "response.create", "input": "x", "max_output_tokens": 50_000}
+        client.h2.send_data(1, client.codec.text(json.dumps(body).encode()))
+        client.read_until(lambda: len(client.got) > 4)
+        client.h2.reset_stream(1)
+        connection.sendall(client.h2.data_to_send())
+        wait_until(lambda: _running(server) == 0, WAIT_S, "the end of the response")
+
+
+def _running(server: Server) -> float:
+    return total(server.metrics(**KEY), "vllm:num_requests_running")
+
+
+def test_closing_ends_what_runs(server: Server) -> None:
     with opened(server) as socket:
         create(socket, max_output_tokens=50_000)
         socket.recv(timeout=WAIT_S)
-    wait_until(lambda: running() == 0, WAIT_S, "the end of the response")
+    wait_until(lambda: _running(server) == 0, WAIT_S, "the end of the response")
 
 
 @pytest.mark.parametrize(

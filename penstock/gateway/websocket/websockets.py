@@ -69,7 +69,9 @@ class WebSockets:
         record = RequestRecord(http.path, request_id, "POST", began_at=self.relay.clock())
         try:
             handshake = await self._read(http, record)
-            http.sink.upgrade(accepted(http.fields), partial(self._serve, handshake))
+            http.sink.upgrade(
+                accepted(http.fields, connects=http.method == "CONNECT"), partial(self._serve, handshake)
+            )
         except ApiError as error:
             record.status, record.reason = error.status, rejection_reason(error)
             record.ended_at = self.relay.clock()

@@ -392,6 +392,9 @@ class Http2Connection(Protocol):
         """Close after the replies in progress, and those of requests on their way."""
         if self._ending.phase is not EndingPhase.SERVING:
             return
+        for stream in list(self._receiving):
+            if stream.tunnel is not None:
+                stream.tunnel.user.shutdown()
         if not self.streams and self._was_busy:
             self._say_last()  # it lingers
             return
@@ -487,7 +490,7 @@ class Http2Connection(Protocol):
         if self.state.ending or self._is_excess:
             self._drain_at_end()
         for stream in list(self._receiving):
-            stream.check_body(now, request_timeout_s)
+            stream.check_body(now, request_timeout_s, keep_alive_s)
         if resets := self._closed.sweep(now):
             self.sender.write(resets)
         for stream in list(self._holding):

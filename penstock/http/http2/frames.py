@@ -39,6 +39,7 @@ MAX_CONCURRENT_STREAMS: Final = 3
 INITIAL_WINDOW_SIZE: Final = 4
 MAX_FRAME_SIZE: Final = 5
 MAX_HEADER_LIST_SIZE: Final = 6
+ENABLE_CONNECT_PROTOCOL: Final = 8
 
 DEFAULT_WINDOW: Final = 65_535
 """Window of a connection, and of its streams until SETTINGS say otherwise."""

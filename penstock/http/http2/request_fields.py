@@ -17,12 +17,14 @@ from penstock.http.http1.request_head import (
 )
 from penstock.http.http2.header_blocks import MALFORMED, Field
 
-_PSEUDO: Final = frozenset((b":method", b":scheme", b":authority", b":path"))
+_PSEUDO: Final = frozenset((b":method", b":scheme", b":authority", b":path", b":protocol"))
 _PER_CONNECTION: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )
 """Fields of HTTP/1.1's connections (RFC 9113 §8.2.2)."""
 _SPECIAL: Final = CHECKED | _PER_CONNECTION | {MALFORMED, b"te", b"cookie"}
+CONNECT: Final = b"CONNECT"
+"""With :protocol, the method that opens a WebSocket (RFC 8441); without, no method of this server."""
 _GRAPHIC: Final = bytes(range(0x21, 0x7F))
 _ABSENT: Final = b""
 
@@ -98,7 +100,13 @@ def _parse_start(fields: Sequence[Field]) -> _Start:
     if len(pseudo) != len(fields):
         raise MalformedRequest("a pseudo-header field is given twice")
     method, target = pseudo.get(b":method", _ABSENT), pseudo.get(b":path", _ABSENT)
-    if method not in METHODS and method:
+    protocol = pseudo.get(b":protocol")
+    if protocol is not None:  # RFC 8441
+        if method != CONNECT:
+            raise MalformedRequest(":protocol is for CONNECT")
+        if protocol.lower() != b"websocket":
+            raise ApiError(501, f"The :protocol {shown_text(protocol)} is not websocket.")
+    elif method not in METHODS and method:
         raise ApiError(501, f"There is no method {shown_text(method)} on this server.")
     if not (method and target and b":scheme" in pseudo):
         raise MalformedRequest("a request lacks :method, :scheme or :path")

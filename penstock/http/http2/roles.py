@@ -75,6 +75,7 @@ def server_role(max_header_bytes: int) -> Role:
             frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
             frames.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
             frames.MAX_HEADER_LIST_SIZE: max_header_bytes,
+            frames.ENABLE_CONNECT_PROTOCOL: 1,
         },
         max_header_bytes=max_header_bytes,
         max_headers=MAX_HEADERS,

@@ -15,6 +15,7 @@ from penstock.http.http2.faults import ErrorCode, StreamFault
 from penstock.http.http2.header_blocks import encode_fields, encode_status
 from penstock.http.http2.roles import STREAM_WINDOW
 from penstock.http.http2.sender import MAX_FRAME, FrameSender
+from penstock.http.http2.tunnel import StreamTunnel
 from penstock.http.request import Application, HttpRequest
 from penstock.http.server_state import ServerState
 from penstock.http.sink import EVENT_STREAM, Headers, Listener, StreamKind
@@ -112,6 +113,7 @@ class Http2Stream:
         "running",
         "slot",
         "timer",
+        "tunnel",
     )
 
     def __init__(self, connection: StreamOwner, id: int, slot: int, body_left: int | None) -> None:
@@ -137,6 +139,8 @@ class Http2Stream:
         """Bytes of the body that wait for a window, or for the stream's turn; from ``_sent`` on."""
         self._sent = 0
         self.queued = False
+        self.tunnel: StreamTunnel | None = None
+        """Set once the stream is a WebSocket."""
         self.progress_at = 0.0
         """When bytes that waited were last sent."""
 
@@ -159,6 +163,10 @@ class Http2Stream:
             self.body_left -= len(data)
             if self.body_left < 0 or (last and self.body_left):
                 raise StreamFault(self.id, ErrorCode.PROTOCOL_ERROR, "a body has not its content-length")
+        if self.tunnel is not None:
+            request.body_complete = last
+            self.tunnel.on_data(data, last=last)
+            return
         if self.timer is not None:
             self.timer.on_body(now, len(data))
         request.add_body(data)
@@ -345,7 +353,20 @@ class Http2Stream:
         self._write(b"", b"", last=True, urgent=True)
 
     def upgrade(self, headers: Headers, use: Callable[[Channel], ChannelUser]) -> None:
-        raise AssertionError("no request of HTTP/2 has the headers of an upgrade")
+        request = self.request
+        if request is None:
+            return
+        request.status = 200
+        self.begin(200, headers)
+        request.complete = True
+        early, self.timer = request.take_unread(), None
+        self._connection.state.budget.hold(self, 0)
+        self.tunnel = tunnel = StreamTunnel(self, self._connection.state)
+        tunnel.user = use(tunnel)
+        self.listen(tunnel)
+        request.forget_headers()
+        if early or request.body_complete:
+            tunnel.on_data(early, last=request.body_complete)
 
     def cut(self) -> None:
         self._listener = None
@@ -446,8 +467,11 @@ class Http2Stream:
     def on_over_budget(self) -> None:
         self.refuse(self._connection.state.budget.refusal())
 
-    def check_body(self, now: float, timeout_s: float) -> None:
+    def check_body(self, now: float, timeout_s: float, keep_alive_s: float) -> None:
         """Refuse a body that comes too slowly; called once a second while it is incomplete."""
+        if self.tunnel is not None:
+            self.tunnel.user.check(now, timeout_s, keep_alive_s)
+            return
         if self.timer is None:
             self.timer = SlowClientTimer(now)
             self.timer.on_body_begin(now)

@@ -34,8 +34,9 @@ def wants_websocket(fields: Mapping[bytes, bytes]) -> bool:
     )
 
 
-def accepted(fields: Mapping[bytes, bytes]) -> Headers:
-    """The headers of the reply 101 to such a request. Raises ApiError."""
+def accepted(fields: Mapping[bytes, bytes], *, connects: bool = False) -> Headers:
+    """The headers of the reply 101 to such a request. ``connects``: it is a CONNECT of HTTP/2 (RFC 8441),
+    which has no key, and gets 200. Raises ApiError."""
     version = fields.get(b"sec-websocket-version", b"")
     if version != _VERSION:
         shown = version[:32].decode("latin-1")
@@ -45,6 +46,8 @@ def accepted(fields: Mapping[bytes, bytes]) -> Headers:
             param="Sec-WebSocket-Version",
             headers=[(b"sec-websocket-version", _VERSION), (b"upgrade", b"websocket")],
         )
+    if connects:
+        return []
     key = fields.get(b"sec-websocket-key", b"")
     try:
         valid = len(base64.b64decode(key, validate=True)) == 16
