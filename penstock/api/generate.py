@@ -466,6 +466,7 @@ class GenerationRoutes:
                 kv_transfer_params=plan.kv_transfer_params,
                 trace=work.trace,
                 ids=(*work.ids, *work.format.choice_ids(number)),
+                hints=plan.cache_hints(work.hints.session),
             )
             self._engine_client.submit(stream, request)
 

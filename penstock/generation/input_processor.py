@@ -30,6 +30,7 @@ from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.generation.replies.stream_interval import EVERY_TOKEN, IntervalPolicy
 from penstock.generation.request import validation
 from penstock.generation.request.body_decoder import MAX_COMMAS, BodyDecoder
+from penstock.generation.request.cache_hints import hints_of
 from penstock.generation.request.schemas import GenerateRequest, Message, Tool
 from penstock.generation.request.structured_output import parse_constraint
 from penstock.generation.request.thinking_budget import ThinkingPolicy
@@ -236,7 +237,8 @@ class InputProcessor:
         if request.priority is not None:
             plan.priority = request.priority
         plan.cache_salt = request.cache_salt
-        plan.session = request.prompt_cache_key
+        plan.session = request.session_id or request.prompt_cache_key
+        plan.keep_s, plan.kv_hints = hints_of(request)
         adapter = None if request.model is None else self._adapter_of(request.model)
         if adapter is not None:
             plan.model, plan.adapter = adapter.name, adapter.key

@@ -12,7 +12,7 @@ from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.generation.replies.stream_interval import EVERY_TOKEN, StreamInterval
 from penstock.generation.request import validation
 from penstock.generation.request.structured_output import Constraint
-from penstock.wire.messages import AdapterKey, KVTransferParams, SamplingParams
+from penstock.wire.messages import MAX_NAME_CHARS, AdapterKey, CacheHints, KVTransferParams, SamplingParams
 
 ASSISTANT = "assistant"
 
@@ -60,6 +60,10 @@ class RequestPlan(msgspec.Struct, gc=False):
     session: str | None = None
     """Requests with the same one run on the same engine if it has room; the header X-Session-ID takes
     precedence."""
+    keep_s: int = 0
+    """Seconds for which its KV blocks are wanted after their last use; 0: not said."""
+    kv_hints: bytes | None = None
+    """For vLLM's engines, JSON."""
     adapter: AdapterKey | None = None
     """The LoRA adapter; None: the base model."""
     kv_transfer_params: KVTransferParams | None = None
@@ -90,6 +94,14 @@ class RequestPlan(msgspec.Struct, gc=False):
     """A PlannedCompaction of :mod:`penstock.generation.compaction.planned`: for a long prompt."""
     answer: bytes | None = None
     """The whole reply, as JSON, to a request for which nothing is generated."""
+
+    def cache_hints(self, session: str | None) -> CacheHints | None:
+        """What engines are told of the requests that follow. ``session``: of this one."""
+        if session is not None and len(session) > MAX_NAME_CHARS:
+            session = None
+        if session is None and not self.keep_s and self.kv_hints is None:
+            return None
+        return CacheHints(self.keep_s, session, self.kv_hints)
 
     def sampling(self, prompt_len: int, index: int = 0) -> SamplingParams:
         """Parameters of choice ``index`` (0 to n-1) of a prompt with ``prompt_len`` tokens.

@@ -95,6 +95,8 @@ MAX_TRACE_CHARS = 600
 """Characters of a trace context."""
 MAX_NAME_CHARS = 1024
 """Characters of the names in messages: a cache salt, an adapter, a method."""
+MAX_KEEP_S = 24 * 3600
+"""OpenAI's longest retention."""
 MAX_DIGEST_CHARS = 64
 """Characters of Adapter.digest."""
 MAX_PATH_CHARS = 4096
@@ -225,6 +227,17 @@ class KeptPrefix(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Whether the engine keeps that prompt no longer."""
 
 
+class CacheHints(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a client says of the KV blocks of its requests to come."""
+
+    keep_s: Annotated[int, Meta(ge=0, le=MAX_KEEP_S)] = 0
+    """Seconds for which the blocks of prompt and output are wanted after their last use; 0: not said."""
+    session: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
+    """For vLLM's engines: the session_id of the request."""
+    kv_hints: KVTransferParams | None = None
+    """For vLLM's engines: kv_hints of the request, JSON."""
+
+
 class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     """Start a stream, and ``choices`` others of the same request. Each ends exactly once: by a row with a
     finish reason, StreamFailed, or GoAway."""
@@ -261,6 +274,8 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     keep: Count = 0
     """Number by which later Submits on the connection refer to the whole prompt; 0: none will. Never used
     again."""
+    hints: CacheHints | None = None
+    """None: the client has said nothing."""
 
     @property
     def adapter_key(self) -> AdapterKey | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from penstock.wire.messages import Submit, SubmitChoice
+from penstock.wire.messages import CacheHints, Submit, SubmitChoice
 
 CHOICE_SIZE = 32
 """Maximum encoded bytes of a SubmitChoice, without prompt and output."""
@@ -87,7 +87,12 @@ def shared_size(submit: Submit) -> int:
     for text in (sampling.grammar, submit.cache_salt, submit.kv_transfer_params):
         if text is not None:
             size += len(text)
-    return size + sum(map(len, submit.ids))
+    return size + hints_size(submit.hints) + sum(map(len, submit.ids))
+
+
+def hints_size(hints: CacheHints | None) -> int:
+    """Bytes of the texts of hints."""
+    return 0 if hints is None else len(hints.session or "") + len(hints.kv_hints or b"")
 
 
 def prompt_without_output(submit: Submit) -> bytes:

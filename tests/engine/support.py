@@ -10,7 +10,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.engine.base import StepRows
 from penstock.wire.frames import TokenFrame, decode_frame
-from penstock.wire.messages import EngineMetrics, FrameHeader, SamplingParams, Submit, decode_from_engine
+from penstock.wire.messages import (
+    CacheHints,
+    EngineMetrics,
+    FrameHeader,
+    SamplingParams,
+    Submit,
+    decode_from_engine,
+)
 
 PROMPT = (40, 41, 42)
 
@@ -45,6 +52,7 @@ def submit(
     salt: str | None = None,
     adapter: str | None = None,
     resubmitted: bool = False,
+    keep_s: int = 0,
     **sampling: Any,
 ) -> Submit:
     """A request whose seed is its stream's number unless given."""
@@ -58,6 +66,7 @@ def submit(
         resumed,
         adapter=adapter,
         resubmitted=resubmitted or resumed > 0,
+        hints=CacheHints(keep_s) if keep_s else None,
     )
 
 

@@ -13,6 +13,7 @@ from penstock.wire.messages import (
     Abort,
     Admitted,
     ApplyStates,
+    CacheHints,
     DesiredState,
     Disconnect,
     Draining,
@@ -83,7 +84,7 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
     (Hello(1, 2, 3, 4, 5, "6"), "97010102030405a136"),
     (
         Submit(5, PROMPT, GREEDY),
-        "dc00120205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a090c000",
+        "dc00130205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a090c000c0",
     ),
     (
         Submit(
@@ -100,23 +101,24 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
             resubmitted=True,
             adapter_digest="d",
             ids=("x", "cmpl-x"),
+            hints=CacheHints(300, "s", b"{}"),
         ),
-        "dc00120205c40801000000ff7f0000"
+        "dc00130205c40801000000ff7f0000"
         + EVERYTHING_HEX
-        + "0affa17302ccfaa161c4027b7d90c3a0a16492a178a6636d706c2d78c000",
+        + "0affa17302ccfaa161c4027b7d90c3a0a16492a178a6636d706c2d78c00093cd012ca173c4027b7d",
     ),
     (
         Submit(
             5, PROMPT, GREEDY, choices=(SubmitChoice(6, 8, 15), SubmitChoice(7, 9, 14, 2, PROMPT, PROMPT))
         ),
-        "dc00120205c40801000000ff7f0000"
+        "dc00130205c40801000000ff7f0000"
         + GREEDY_HEX
         + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000"
-        "c2a0a090c000".replace(" ", ""),
+        "c2a0a090c000c0".replace(" ", ""),
     ),
     (
         Submit(5, PROMPT, GREEDY, prefix=KeptPrefix(3, 1000, True), keep=4),
-        "dc00120205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a0909303cd03e8c304",
+        "dc00130205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a0909303cd03e8c304c0",
     ),
     (Abort([1, 70000]), "93039201ce00011170c2"),
     (Abort([1], stopped=True), "93039101c3"),

@@ -69,7 +69,6 @@ class ChatCompletionRequest(GenerateRequest, kw_only=True):
     prediction: Annotated[Any, about("Not used: a guess at the output changes its speed alone.")] = None
     web_search_options: Any = None
     moderation: Any = None
-    prompt_cache_options: Annotated[Any, about("Not used: prefixes are kept while there is room.")] = None
 
 
 UNSUPPORTED = (

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.config.serve import ServeConfig
 from penstock.dialects.messages.block_texts import BlockTexts
+from penstock.dialects.messages.cache_control import keep_seconds
 from penstock.dialects.messages.compaction import (
     BLOCK,
     AskedCompaction,
@@ -86,6 +87,8 @@ class Messages(Dialect):
         summaries = SignedSummaries(self.compaction.seals, info.tenant or "")
         conversation = _conversation(processor, request, summaries, info.turn)
         plan = self.answer_plan(request, conversation, info)
+        if b"cache_control" in body:
+            plan.keep_s = keep_seconds(request)
         if asked is not None:
             plan.compaction = MessagesCompaction(self, request, conversation, summaries, info, asked)
         return plan
@@ -105,7 +108,8 @@ class Messages(Dialect):
         plan.max_model_len = processor.max_total  # whatever max_tokens says: all requests have it
         plan.include_usage, plan.continuous_usage = True, False
         plan.add_special_tokens = False
-        plan.session = None if request.metadata is None else request.metadata.user_id
+        if plan.session is None and request.metadata is not None:
+            plan.session = request.metadata.user_id
         plan.dialect_fields = _ReplyFields(conversation.thinking.omitted)
         choice = conversation.choice
         plan.warning = conversation.warning
@@ -264,6 +268,8 @@ def _sampling_fields(request: MessagesRequest, budget: int | None) -> GenerateRe
         priority=request.priority,
         cache_salt=request.cache_salt,
         thinking_token_budget=budget,
+        session_id=request.session_id,
+        kv_hints=request.kv_hints,
     )
 
 

@@ -10,7 +10,9 @@ from msgspec import Meta
 from penstock.generation.request.schemas import Int64, JsonObject, about
 from penstock.generation.request.unsupported import MUST_BE_ABSENT, UnsupportedField, absent
 
-_CACHE = about("Not used: prefixes are found by their tokens. In system it marks what stays the same.")
+_CACHE = about(
+    "The prompt is wanted for its ttl, 5m or 1h, after the last use. In system it marks what stays the same."
+)
 
 
 class InnerBlock(msgspec.Struct, kw_only=True):
@@ -170,6 +172,9 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     ] = None
     speed: Annotated[Any, about("Not used.")] = None
     betas: Annotated[Any, about("Not used.")] = None
+    fallbacks: Annotated[Any, about("Not used: the model declines nothing by policy.")] = None
+    fallback_credit_token: Annotated[Any, about("Not used, likewise.")] = None
+    billing_policy: Annotated[Any, about("Not used.")] = None
     mcp_servers: Annotated[list[Any] | None, about("Not supported; not counted.")] = None
 
 
@@ -201,6 +206,10 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         None
     )
     priority: Annotated[Int64 | None, about("Scheduling priority; lower values run earlier.")] = None
+    session_id: Annotated[
+        str | None, about("Requests with the same one run on the same engine, as with X-Session-ID.")
+    ] = None
+    kv_hints: Annotated[JsonObject | None, about("For vLLM's engines, in its shape.")] = None
     cache_salt: Annotated[
         Annotated[str, Meta(min_length=1, max_length=1024)] | None,
         about("Prompts with different salts do not share cached prefixes."),

@@ -292,7 +292,7 @@ def compact_threshold(given: Any) -> int | None:
 def _prewarms(request: ResponseRequest) -> bool:
     """Whether the request is only to have its prompt in the engine's cache."""
     options = request.prompt_cache_options
-    return request.generate is False or (isinstance(options, dict) and options.get("prewarm") is True)
+    return request.generate is False or (options is not None and options.prewarm is True)
 
 
 def _with_ids(items: list[InputItem], response_id: str) -> list[InputItem]:

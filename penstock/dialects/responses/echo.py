@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from penstock.dialects.responses.request_schema import ResponseRequest, ResponseTool
 from penstock.dialects.responses.tools import HOSTED
 from penstock.http.errors import ApiError
@@ -45,7 +47,7 @@ def echoed_fields(
             f"{MAX_METADATA_VALUE}.",
             param="metadata",
         )
-    reasoning = request.reasoning
+    reasoning, options = request.reasoning, request.prompt_cache_options
     return {
         "model": model,
         "previous_response_id": request.previous_response_id,
@@ -73,6 +75,8 @@ def echoed_fields(
         "user": request.user,
         "safety_identifier": request.safety_identifier,
         "prompt_cache_key": request.prompt_cache_key,
+        "prompt_cache_retention": request.prompt_cache_retention,
+        "prompt_cache_options": None if options is None else structs.replace(options, prewarm=None),
     }
 
 

@@ -20,6 +20,7 @@ class ContentPart(msgspec.Struct, gc=False, omit_defaults=True):
     text: str | None = None
     refusal: Annotated[str | None, about("The text of a part of type refusal.")] = None
     annotations: Annotated[Any, about("Not used.")] = None
+    prompt_cache_breakpoint: Annotated[Any, about("Not used: the whole prompt is kept or not.")] = None
     logprobs: Annotated[Any, about("Not used.")] = None
     image_url: Annotated[Any, about("Not used: the model is told that it cannot see the image.")] = None
     detail: Annotated[Any, about("Not used.")] = None
@@ -166,9 +167,6 @@ class ResponseRequest(GenerateRequest, kw_only=True):
     chat_template_kwargs: Annotated[JsonObject | None, about("Variables for the chat template.")] = None
     include_reasoning: Annotated[bool | None, about("false: omit reasoning from the response.")] = None
     client_metadata: Annotated[Any, about("Not used: what a client notes for itself.")] = None
-    prompt_cache_options: Annotated[
-        Any, about("prewarm: true is the same as generate: false. Others are not used.")
-    ] = None
     type: Annotated[str | None, about("Over a WebSocket: response.create.")] = None
     stream_id: Annotated[str | None, about("Over a WebSocket: what every event of the response repeats.")] = (
         None
@@ -176,6 +174,9 @@ class ResponseRequest(GenerateRequest, kw_only=True):
     generate: Annotated[
         bool | None, about("false: prepare the prompt, and answer with a response without output.")
     ] = None
+    background_options: Annotated[Any, about("Not used: every response begins as soon as it can.")] = None
+    access_programs: Annotated[Any, about("Not used: of OpenAI's models.")] = None
+    image: Annotated[Any, about("Not used: the model sees no images.")] = None
     prompt: Any = None
     conversation: Any = None
     context_management: Annotated[

@@ -18,6 +18,7 @@ from penstock.adapters.errors import AdapterError
 from penstock.engine.attach.connection import EngineConnection
 from penstock.engine.attach.output_decoder import DecodedOutputs, OutputDecoder, UnreadableOutput
 from penstock.engine.attach.request_ids import RequestIds
+from penstock.engine.attach.versions import takes_hints
 from penstock.wire.vllm.messages import (
     ENGINE_DEAD,
     EngineLost,
@@ -183,6 +184,11 @@ class AttachedCore:
         self._waiting_bytes += sum(map(len, frames))
         if self._waiting_bytes > MAX_WAITING_BYTES:
             raise EngineLost(f"it sent more than {MAX_WAITING_BYTES} bytes of outputs instead of an answer")
+
+    @property
+    def takes_hints(self) -> bool:
+        """Whether the engine's version knows session_id and kv_hints of requests."""
+        return takes_hints(self._ready.vllm_version)
 
     # -- adapters, as :class:`penstock.engine.attach.adapter_loader.AttachedAdapterLoader` uses them
 

@@ -195,7 +195,14 @@ class AttachedEngine:
         if self._streams.table.running() == 1:
             self._core.heard_at = time.monotonic()  # silence counts from now on
         self._core.send(
-            encode_add(self._ids.assign(slot), request, self._eos, self.info.vocab_size, request_of(adapter))
+            encode_add(
+                self._ids.assign(slot),
+                request,
+                self._eos,
+                self.info.vocab_size,
+                request_of(adapter),
+                hints=request.hints is not None and self._core.takes_hints,
+            )
         )
 
     # -- the step

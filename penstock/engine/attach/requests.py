@@ -26,6 +26,8 @@ MAX_LISTED_LOGPROBS = 128
 """MAX_LOGPROB_TOKEN_IDS of vllm/sampling_params.py: its sampler has room for as many."""
 NO_WAVE = -1
 """The wave of a request, before any: an engine of a group that is between two waves reports a new one."""
+_BEFORE_HINTS = (None, False, None, None, None, False)
+"""Defaults of EngineCoreRequest's fields between priority and session_id."""
 RESUMED_GRAMMAR = (
     "structured_outputs: the engine of this reply was lost, and vLLM's engine cannot continue a reply under "
     "a grammar; send the request again"
@@ -38,9 +40,12 @@ def encode_add(
     eos: Sequence[int],
     vocab_size: int,
     lora: Sequence[Any] | None = None,
+    *,
+    hints: bool = False,
 ) -> tuple[bytes, bytes]:
     """The frames that add a request. ``eos``: tokens that end outputs, the tokenizer's first; ``lora``:
-    vLLM's LoRARequest. Raises RequestRejected."""
+    vLLM's LoRARequest; ``hints``: whether its version knows session_id and kv_hints. Raises
+    RequestRejected."""
     fields = [
         request_id,
         np.frombuffer(request.prompt, "<i4").tolist(),
@@ -57,6 +62,10 @@ def encode_add(
         NO_WAVE,
         request.priority,
     ]
+    if hints and request.hints is not None:
+        given = request.hints.kv_hints
+        fields += _BEFORE_HINTS
+        fields += (request.hints.session, None if given is None else msgspec.json.decode(given))
     try:
         return ADD, encode(fields)
     except OverflowError:

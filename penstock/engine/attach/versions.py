@@ -20,6 +20,12 @@ _NUMBERS = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 SUPPORTED = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
 
 
+def takes_hints(version: str) -> bool:
+    """Whether an engine knows session_id and kv_hints of requests, as from 0.32 on."""
+    match = _NUMBERS.match(version)
+    return match is None or (int(match[1]), int(match[2])) >= (0, 32)
+
+
 def check_version(version: str, rank: int) -> None:
     """Raises ConfigError for an engine that is older than any supported one. Logs a warning for a newer one,
     or a build without a number, whose messages are read as those of the newest."""

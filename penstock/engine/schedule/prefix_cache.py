@@ -12,13 +12,11 @@ as well. A promise is fulfilled block by block, or withdrawn when the stream fre
 is *resolved*. A stream that promises blocks has them all allocated, so nobody waits forever.
 
 A run that no stream holds is *idle*, and so are all that follow it. Idle blocks count as free: they are
-evicted when others are wanted, the longest idle run first, from its end. A run is marked idle after those
-that follow it, so the first one has no children.
+evicted when others are wanted, those that clients want kept last (:mod:`.idle_runs`), from a run's end.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -29,6 +27,7 @@ from penstock.engine.batch.slots import SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
 from penstock.engine.schedule.cache_scope import UNSCOPED, CacheScope
+from penstock.engine.schedule.idle_runs import IdleRuns, lifetime
 from penstock.wire.arrays import I32
 from penstock.wire.messages import AdapterKey, SamplingParams, Submit
 
@@ -59,6 +58,8 @@ class CachedRun:
     computed: int = 0
     """Leading blocks that are computed."""
     scope: CacheScope = UNSCOPED
+    keep_s: int = 0
+    """Seconds for which clients want it after its last use."""
 
     @property
     def end(self) -> int:
@@ -77,6 +78,8 @@ class Prefix:
     """Whether the stream uses cached blocks, and promises those that it computes."""
     awaited: CachedRun | None = None
     """After a lookup that found the next block promised: the last run that is promised with it."""
+    keep_s: int = 0
+    """Seconds for which the client wants it after the stream."""
 
 
 @dataclass(slots=True)
@@ -126,8 +129,7 @@ class PrefixCache:
         """What streams hold, by slot."""
         self._preempted: dict[int, Prefix] = {}
         """Histories of preempted streams, by slot."""
-        self._idle: OrderedDict[CachedRun, None] = OrderedDict()
-        """Runs without holders, the longest idle first."""
+        self._idle = IdleRuns(blocks.blocks)
         self._awaited: set[CachedRun] = set()
         """Promised runs that lookups have named."""
         self._resolved: list[CachedRun] = []
@@ -145,10 +147,12 @@ class PrefixCache:
         if not self.enabled:
             return None
         scope = CacheScope(request.cache_salt, None if adapter is None else adapter.key)
-        return self._prefix(scope, request.prompt, _reads_cache(request.sampling))
+        keep_s = 0 if request.hints is None else lifetime(request.hints.keep_s)
+        return self._prefix(scope, request.prompt, _reads_cache(request.sampling), keep_s)
 
-    def _prefix(self, scope: CacheScope, history: bytes, reads_cache: bool) -> Prefix:
-        return Prefix(scope, history, (len(history) - 4) // self._block_bytes, reads_cache)
+    def _prefix(self, scope: CacheScope, history: bytes, reads_cache: bool, keep_s: int) -> Prefix:
+        blocks = (len(history) - 4) // self._block_bytes
+        return Prefix(scope, history, blocks, reads_cache, keep_s=keep_s)
 
     def prefix_of_preempted(self, slot: int) -> Prefix | None:
         """The prefix of a preempted stream; None when the cache was reset after it began."""
@@ -210,6 +214,7 @@ class PrefixCache:
             owner=run.owner if run.computed < blocks else NOBODY,
             computed=min(run.computed, blocks),
             scope=run.scope,
+            keep_s=run.keep_s,
         )
         parent.children[self._key(first)] = first
         run.tokens, run.blocks, run.start = run.tokens[size:], run.blocks[blocks:].copy(), first.end
@@ -217,11 +222,11 @@ class PrefixCache:
         run.parent = first
         first.children[self._key(run)] = run
         if not run.holders:
+            self._idle.resize(run)
             for idle in self._to_root(first):  # after those that follow it, and before those that it follows
                 if idle.holders:
                     break
-                self._idle[idle] = None
-                self._idle.move_to_end(idle)
+                self._idle.add(idle)
         return first
 
     def _key(self, run: CachedRun) -> bytes:
@@ -271,7 +276,7 @@ class PrefixCache:
 
     def _hold(self, run: CachedRun) -> None:
         if not run.holders:
-            del self._idle[run]
+            self._idle.remove(run)
             self._blocks.idle -= len(run.blocks)
         run.holders += 1
 
@@ -356,11 +361,13 @@ class PrefixCache:
         self._blocks.free(row[shared:])
         if not forever:
             history = self._table.history[slot, : self._table.length[slot]].tobytes()
-            self._preempted[slot] = self._prefix(held.prefix.scope, history, held.prefix.reads_cache)
+            prefix = held.prefix
+            self._preempted[slot] = self._prefix(prefix.scope, history, prefix.reads_cache, prefix.keep_s)
         for run in self._to_root(last):
             run.holders -= 1
+            run.keep_s = max(run.keep_s, held.prefix.keep_s)
             if not run.holders:
-                self._idle[run] = None
+                self._idle.add(run)
                 self._blocks.idle += len(run.blocks)
         if last is not None:
             self._merge(last)
@@ -426,28 +433,32 @@ class PrefixCache:
             parent is not None
             and parent.parent is not None
             and not parent.holders
+            and parent.keep_s == run.keep_s
             and len(parent.children) == 1
             and len(parent.blocks) <= 2 * len(run.blocks)
         ):
-            del self._idle[run]
+            self._idle.remove(run)
             parent.tokens += run.tokens
             parent.blocks = np.concatenate((parent.blocks, run.blocks))
             parent.computed = len(parent.blocks)
             parent.children = run.children
             for child in run.children.values():
                 child.parent = parent
+            self._idle.resize(parent)
             run, parent = parent, parent.parent
 
     def _evict(self, count: int) -> None:
-        """Free ``count`` idle blocks, those of the longest idle runs."""
+        """Free ``count`` idle blocks."""
         while count:
-            run = next(iter(self._idle))
+            run = self._idle.next()
             evicted = min(count, len(run.blocks))
             count -= evicted
             self._blocks.idle -= evicted
             self._cut(run, len(run.blocks) - evicted)
-            if not run.blocks.size:
-                del self._idle[run]
+            if run.blocks.size:
+                self._idle.resize(run)
+            else:
+                self._idle.remove(run)
 
     def forget(self, adapter: AdapterKey) -> None:
         """Free the blocks of an adapter that no stream uses any more."""
@@ -456,7 +467,7 @@ class PrefixCache:
             while runs:
                 run = runs.pop()
                 runs += run.children.values()
-                del self._idle[run]
+                self._idle.remove(run)
                 self._blocks.idle -= len(run.blocks)
                 self._blocks.free(run.blocks)
                 if self._log is not None:

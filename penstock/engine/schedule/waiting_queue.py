@@ -19,6 +19,7 @@ from penstock.engine.base import RequestRejected, StepRows, StreamFailure
 from penstock.engine.batch.rows import aborted_rows
 from penstock.engine.schedule.prefix_cache import Prefix
 from penstock.wire.messages import OVERLOADED, Submit, WireError
+from penstock.wire.submits import hints_size
 
 if TYPE_CHECKING:
     from penstock.engine.lora.adapter_table import LoadedAdapter
@@ -129,6 +130,7 @@ def shared_bytes(request: Submit) -> int:
     )
     return (
         BYTES_PER_TOKEN_ID * ids
+        + hints_size(request.hints)
         + BYTES_PER_BIAS * len(sampling.logit_bias or ())
         + sum(sys.getsizeof(text) for text in texts if text is not None)
     )

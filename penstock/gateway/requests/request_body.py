@@ -37,6 +37,7 @@ class _Body(msgspec.Struct):
     previous_response_id: msgspec.Raw = msgspec.Raw()
     background: msgspec.Raw = msgspec.Raw()
     # what names a session
+    session_id: msgspec.Raw = msgspec.Raw()
     prompt_cache_key: msgspec.Raw = msgspec.Raw()
     metadata: msgspec.Raw = msgspec.Raw()
     # the limit of the reply: completions and chat, chat, messages; responses
@@ -78,7 +79,8 @@ class RequestBody(msgspec.Struct, frozen=True):
     prompt: bytes
     """JSON of the prompt, messages or input, for prefix affinity; before it the instructions."""
     session: str | None
-    """What names the conversation or its user: ``prompt_cache_key``, ``metadata.user_id`` of messages."""
+    """What names the conversation or its user: ``session_id``, ``prompt_cache_key``, ``metadata.user_id`` of
+    messages."""
     response: str | None
     """Id of the stored response that the request continues, or refers to."""
     background: bool
@@ -157,8 +159,9 @@ def response_of(path: str, body: RequestBody | None) -> str | None:
 def _session(body: _Body) -> str | None:
     """What is malformed is left to the server."""
     try:
-        if body.prompt_cache_key and (key := _decode_text(body.prompt_cache_key)):
-            return key
+        for named in (body.session_id, body.prompt_cache_key):
+            if named and (key := _decode_text(named)):
+                return key
         return _decode_metadata(body.metadata).user_id if body.metadata else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

@@ -46,6 +46,8 @@ class Part(msgspec.Struct, gc=False):
     audio_url: Annotated[Any, about("Not used, likewise.")] = None
     video_url: Annotated[Any, about("Not used, likewise.")] = None
     file: Annotated[Any, about("Not used, likewise.")] = None
+    cache_control: Annotated[Any, about("Not used: the whole prompt is kept or not.")] = None
+    prompt_cache_breakpoint: Annotated[Any, about("Not used, likewise.")] = None
 
     def value(self) -> str | None:
         """The text, which is in the field of the part's type."""
@@ -226,6 +228,15 @@ class VllmSampling(Sampling, kw_only=True):
     watermarking: bool | None = None
 
 
+class PromptCacheOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How long a prompt is wanted in the prefix cache."""
+
+    ttl: Annotated[str | None, about("After its last use: 30m, 1h …, at most 24h.")] = None
+    mode: Annotated[str | None, about("implicit or explicit; not used: prefixes are found by tokens.")] = None
+    prewarm: Annotated[bool | None, about("Only fill the prefix cache.")] = None
+    comparison_response_id: Annotated[str | None, about("Not used.")] = None
+
+
 class GenerateRequest(VllmSampling, kw_only=True):
     """The fields that completions and chat completions share."""
 
@@ -281,9 +292,13 @@ class GenerateRequest(VllmSampling, kw_only=True):
         str | None, about("Requests with the same one run on the same engine, as with X-Session-ID.")
     ] = None
     prompt_cache_retention: Annotated[
-        str | None, about("Not used: prefixes are kept while there is room.")
+        str | None, about("in_memory, or 24h: the prompt is wanted so long after its last use.")
     ] = None
-    session_id: Annotated[str | None, about("Not used: see the header X-Session-ID.")] = None
+    prompt_cache_options: Annotated[PromptCacheOptions | None, about("How long the prompt is wanted.")] = None
+    session_id: Annotated[
+        str | None, about("Requests with the same one run on the same engine, as with X-Session-ID.")
+    ] = None
+    kv_hints: Annotated[JsonObject | None, about("For vLLM's engines, in its shape.")] = None
     response_format: Annotated[ResponseFormat | None, about("JSON format that the output must match.")] = None
     structured_outputs: Annotated[
         StructuredOutputs | None, about("Constraint that the output must match; not with response_format.")

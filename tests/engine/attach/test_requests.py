@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from penstock.engine.attach.requests import encode_add, sampling_params
+from penstock.engine.attach.versions import takes_hints
 from penstock.engine.base import RequestRejected
-from penstock.wire.messages import SamplingParams, Submit, ThinkingLimit
+from penstock.wire.messages import CacheHints, SamplingParams, Submit, ThinkingLimit
 
 VOCAB = 320
 EOS = (1, 7)
@@ -19,7 +20,9 @@ EOS = (1, 7)
 def submit(resumed: int = 0, **sampling: Any) -> Submit:
     given = {"max_tokens": 20, "seed": 5} | sampling
     kept = {
-        name: given.pop(name) for name in ("priority", "cache_salt", "kv_transfer_params") if name in given
+        name: given.pop(name)
+        for name in ("priority", "cache_salt", "kv_transfer_params", "hints")
+        if name in given
     }
     prompt = np.array([40, 41, 42], "<i4").tobytes()
     return Submit(stream=3, prompt=prompt, sampling=SamplingParams(**given), resumed=resumed, **kept)
@@ -39,6 +42,23 @@ def test_the_places_of_fields() -> None:
     assert fields[4] is None
     assert isinstance(fields[5], float)
     assert fields[6:] == [["name", 9, "/path"], "salt", None, None, None, 0, -1, -2]
+
+
+def test_hints_are_for_versions_that_know_them() -> None:
+    kv_hints = {"protocol_version": "1", "message_id": "m", "actions": []}
+    request = submit(hints=CacheHints(300, "session", msgspec.json.encode(kv_hints)))
+    _, plain = encode_add("id", request, EOS, VOCAB)
+    assert len(msgspec.msgpack.decode(plain)) == 14
+    _, body = encode_add("id", request, EOS, VOCAB, hints=True)
+    fields = msgspec.msgpack.decode(body)
+    assert fields[14:] == [None, False, None, None, None, False, "session", kv_hints]
+    assert [takes_hints(version) for version in ("0.31.2", "0.32.0", "0.33.0+cpu", "1.0.0", "dev")] == [
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_ends_of_outputs_are_the_models_and_the_requests() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from penstock.engine.attach.arrays import read_logprobs
 from penstock.engine.attach.output_decoder import OutputDecoder
 from penstock.engine.attach.request_ids import RequestIds
 from penstock.engine.attach.requests import encode_add
-from penstock.wire.messages import SamplingParams, Submit
+from penstock.wire.messages import CacheHints, SamplingParams, Submit
 from penstock.wire.vllm.messages import (
     ABORT,
     ADD,
@@ -109,6 +110,20 @@ def test_vllm_reads_our_requests() -> None:
     assert not params.detokenize
     asked = params.structured_outputs
     assert (asked.grammar, asked._backend) == ('start: "a"', "guidance")
+
+
+def test_hints_are_vllms_own() -> None:
+    kv_hints = {
+        "protocol_version": "1",
+        "message_id": "m",
+        "actions": [{"action_id": "a", "action_type": "t", "action_version": "1", "payload": {"x": 1}}],
+    }
+    hints = CacheHints(300, "session", json.dumps(kv_hints).encode())
+    request = Submit(1, np.array([3], "<i4").tobytes(), SamplingParams(max_tokens=9, seed=4), hints=hints)
+    _, body = encode_add("id", request, (), 100, hints=True)
+    found = MsgpackDecoder(vllm_engine.EngineCoreRequest).decode([body])
+    assert found.session_id == "session"
+    assert found.kv_hints.actions[0].payload == {"x": 1}
 
 
 def test_a_request_with_nothing_special_has_vllms_defaults() -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from penstock.engine.schedule.admission import MAX_HELD_PER_STEP
 from penstock.engine.schedule.block_tables import BlockTables
+from penstock.engine.schedule.idle_runs import LIFETIMES, lifetime
 from tests.engine.paged import Driver, make_scheduler
-from tests.engine.support import submit
+from tests.engine.support import Clock, submit
 
 BLOCK = 4
 
@@ -310,3 +311,78 @@ def test_blocks_wanted_beyond_what_is_there() -> None:
     blocks = BlockTables(2, 3, BLOCK, 64)
     with pytest.raises(ValueError, match="4 KV blocks wanted, 3 are free"):
         blocks.allocate(np.array([0]), np.array([4], np.int32))
+
+
+# -- what clients want kept
+
+
+def clocked(blocks: int = 40) -> tuple[Driver, Clock]:
+    driver, clock = make(blocks=blocks), Clock()
+    driver.scheduler.prefix_cache._idle._clock = lambda: clock.now
+    return driver, clock
+
+
+def fill(driver: Driver, first: int, count: int, **more: Any) -> None:
+    """Run other prompts of four blocks each, alone."""
+    for stream in range(first, first + count):
+        one(driver, stream, prompt(17, first=stream * 7), **more)
+
+
+def test_what_is_wanted_is_evicted_last_until_its_time_is_over() -> None:
+    driver, clock = clocked()
+    one(driver, 0, prompt(25), keep_s=300)
+    fill(driver, 1, 20)
+    assert one(driver, 90, prompt(25)) == 24
+    fill(driver, 21, 20)  # the use has renewed it, though it has no hint
+    clock.now += 299.0
+    assert one(driver, 91, prompt(25)) == 24
+    clock.now += 301.0
+    fill(driver, 41, 20)
+    assert one(driver, 92, prompt(25)) == 0
+
+
+def test_a_longer_lifetime_outlives_a_shorter_one() -> None:
+    driver, clock = clocked()
+    one(driver, 0, prompt(13), keep_s=3600)
+    one(driver, 1, prompt(13, first=30), keep_s=60)
+    clock.now += 61.0
+    fill(driver, 2, 20)
+    assert one(driver, 90, prompt(13)) == 12
+    assert one(driver, 91, prompt(13, first=30)) == 0
+
+
+def test_a_common_beginning_lives_as_long_as_the_longest_wants() -> None:
+    driver, _ = clocked()
+    one(driver, 0, prompt(16) + [1] * 8, keep_s=300)
+    one(driver, 1, prompt(16) + [2] * 8)
+    fill(driver, 2, 20)
+    assert one(driver, 90, prompt(16) + [1] * 8) == 20
+    fill(driver, 22, 20)
+    assert one(driver, 91, prompt(16) + [2] * 8) == 16
+
+
+def test_a_client_that_wants_everything_pushes_out_nobody_elses() -> None:
+    driver, _ = clocked(blocks=80)
+    one(driver, 0, prompt(33), keep_s=300, salt="good")
+    fill(driver, 1, 60, keep_s=86400, salt="greedy")
+    idle = driver.scheduler.prefix_cache._idle
+    assert idle._tenants["greedy"].blocks <= 20
+    assert one(driver, 90, prompt(33), salt="good") == 32
+    # neither does it take the room of those who say nothing: what it does not keep is evicted before
+    one(driver, 91, prompt(33), salt="silent")
+    fill(driver, 92, 4, keep_s=86400, salt="greedy")
+    assert one(driver, 99, prompt(33), salt="silent") == 32
+
+
+def test_many_tenants_keep_half_of_the_cache_at_most() -> None:
+    driver, _ = clocked(blocks=80)
+    for tenant in range(30):
+        fill(driver, 5 * tenant, 5, keep_s=86400, salt=f"t{tenant}")
+    assert driver.scheduler.prefix_cache._idle.kept_blocks <= 40
+    one(driver, 200, prompt(33))
+    assert one(driver, 201, prompt(33)) == 32
+
+
+def test_lifetimes_are_few() -> None:
+    assert {lifetime(seconds) for seconds in range(86401)} == {0, *LIFETIMES}
+    assert (lifetime(300), lifetime(301)) == (300, 1800)

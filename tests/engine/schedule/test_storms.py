@@ -98,7 +98,13 @@ def test_aborts_at_any_point_leave_nothing(requests: int) -> None:
         for _ in range(draw.randint(0, 6)):
             if waiting:
                 stream = waiting.pop()
-                driver.submit(stream, asked[stream], draw.randint(1, 50), salt=draw.choice([None, "a"]))
+                driver.submit(
+                    stream,
+                    asked[stream],
+                    draw.randint(1, 50),
+                    salt=draw.choice([None, "a"]),
+                    keep_s=draw.choice([0, 0, 60]),
+                )
                 doomed[stream] = step + draw.choice([0, 1, 2, 5, 20, 60])
         due = [stream for stream, when in doomed.items() if when <= step]
         for stream in due:

@@ -117,6 +117,7 @@ def test_usage_is_asked_for_once(raw: bytes) -> None:
     [
         ({}, None),
         ({"prompt_cache_key": "c"}, "c"),
+        ({"prompt_cache_key": "c", "session_id": "s"}, "s"),
         ({"metadata": {"user_id": '{"session_id":"s"}'}}, '{"session_id":"s"}'),
         ({"prompt_cache_key": "c", "metadata": {"user_id": "u"}}, "c"),
         ({"prompt_cache_key": "", "metadata": {"trace": 1}}, None),
