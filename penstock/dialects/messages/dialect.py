@@ -17,6 +17,7 @@ from penstock.dialects.messages.compaction import (
     SignedSummaries,
     asked_compaction,
 )
+from penstock.dialects.messages.context_edits import unapplied_edits
 from penstock.dialects.messages.conversation import convert_messages
 from penstock.dialects.messages.errors import error_body, is_anthropic
 from penstock.dialects.messages.output_schema import output_schema
@@ -312,7 +313,8 @@ def _conversation(
         stable=True,
         turn=turn,
     )
-    warnings = [choice.warning, thinking.warning, texts.unsupported.warning("messages")]
+    unseen, edits = texts.unsupported.warning("messages"), unapplied_edits(request.context_management)
+    warnings = [choice.warning, thinking.warning, unseen, edits]
     warning = "; ".join(filter(None, warnings)) or None
     last = messages[-1] if continued else None
     return _Conversation(text, choice, _one_call(request), thinking, warning, last, messages)

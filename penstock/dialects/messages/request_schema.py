@@ -165,7 +165,10 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: Annotated[JsonObject | None, about("Variables for the chat template.")] = None
     cache_control: Annotated[Any, _CACHE] = None
     context_management: Annotated[
-        Any, about("edits of type compact_20260112: summarize a longer conversation first. Others: not used.")
+        Any,
+        about(
+            "edits of type compact_20260112: summarize a longer conversation first. A warning names others."
+        ),
     ] = None
     compaction: Annotated[
         Any, about('{"type": "summarize"}: only summarize the conversation, in a compaction block.')

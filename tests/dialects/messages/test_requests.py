@@ -284,3 +284,27 @@ def test_aliases_of_models() -> None:
         assert plan(messages, model=name).model == "m"
     with pytest.raises(ApiError, match="`gpt` does not exist"):
         plan(messages, model="gpt")
+
+
+@pytest.mark.parametrize(
+    ("edits", "named"),
+    [
+        ([], None),
+        ([{"type": "clear_thinking_20251015", "keep": "all"}], None),
+        ([{"type": "clear_thinking_20251015", "keep": {"type": "all"}}], None),
+        ([{"type": "clear_thinking_20251015"}], "clear_thinking_20251015"),
+        (
+            [{"type": "clear_thinking_20251015"}, {"type": "clear_tool_uses_20250919", "keep": {"value": 3}}],
+            "clear_thinking_20251015, clear_tool_uses_20250919",
+        ),
+    ],
+)
+def test_edits_that_are_not_made_are_named(edits: list[dict[str, Any]], named: str | None) -> None:
+    warning = plan(messages=[USER], context_management={"edits": edits}).warning
+    told = f"context_management: the conversation is taken as it is, without {named}"
+    assert warning == (None if named is None else told)
+
+
+@pytest.mark.parametrize("wrong", ["auto", {"edits": "all"}, {"edits": ["all"]}])
+def test_edits_that_are_no_edits(wrong: Any) -> None:
+    assert error(messages=[USER], context_management=wrong).param == "context_management"
