@@ -91,10 +91,12 @@ class GatewayApp:
                 await http.reply_json(b"{}" if http.method == "GET" else b"")
             elif path in OWN_PATHS:
                 await self.own_routes.answer(http)
-            elif path == RESPONSES and (
-                http.method == "CONNECT" or (http.method == "GET" and wants_websocket(http.fields))
+            elif (
+                http.method != "POST"
+                and path == RESPONSES
+                and (http.method == "CONNECT" or (http.method == "GET" and wants_websocket(http.fields)))
             ):
-                await self.websockets.open(http, self._request_id(http))
+                await self.websockets.open(http, next(self._ids))
             elif self.own_routes.controls(path) and not self._intake.routes.allows(http.method, path):
                 await self._control(http)
             else:
@@ -118,7 +120,9 @@ class GatewayApp:
     # -- relaying
 
     async def _relay_request(self, http: HttpRequest) -> None:
-        request_id = self._request_id(http)
+        request_id = http.fields.get(REQUEST_ID, b"").decode("latin-1")
+        if not 0 < len(request_id) <= MAX_REQUEST_ID:
+            request_id = next(self._ids)
         trace = self._tracing.extract(http.headers)
         record = RequestRecord(
             http.path,
@@ -153,11 +157,6 @@ class GatewayApp:
             self.in_flight -= 1
             record.ended_at = self._clock()
             self._recorder.finish(record)
-
-    def _request_id(self, http: HttpRequest) -> str:
-        """The client's, or a new one."""
-        request_id = http.fields.get(REQUEST_ID, b"").decode("latin-1")
-        return request_id if 0 < len(request_id) <= MAX_REQUEST_ID else next(self._ids)
 
     async def _incoming(self, http: HttpRequest, record: RequestRecord) -> IncomingRequest:
         if self.own_routes.draining:

@@ -19,7 +19,7 @@ from penstock.gateway.relay.attempt import (
     local_reply_headers,
     too_late,
 )
-from penstock.gateway.relay.client_connection import EndpointConnections, HttpClientConnection
+from penstock.gateway.relay.client_connection import HttpClientConnection
 from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.relay.retry_policy import (
     KEY_REFUSALS,
@@ -320,22 +320,21 @@ class _RequestRelay:
         record.failures.append(FailedAttempt(now, record.endpoint, Outcome.NETWORK_ERROR, attempt.reason))
         return True
 
-    def _connections(self, endpoint: Endpoint) -> EndpointConnections:
-        """Raises UpstreamError when the endpoint was removed."""
-        own = self._client.connections
-        return self._relay.router.pool.connections(endpoint) if own is None else own(endpoint)
-
     def _ready_exchange(self, endpoint: Endpoint, *, fresh: bool) -> Exchange | None:
         """A stream or a connection to the endpoint that need not be waited for; None: there is none. Raises
         UpstreamError."""
         if self._client.gone.done():
             return None
-        return self._connections(endpoint).acquire_exchange(fresh=fresh)
+        if self._client.connections is not None:
+            return self._client.connections(endpoint).acquire_exchange(fresh=fresh)
+        return self._relay.router.pool.connections(endpoint).acquire_exchange(fresh=fresh)
 
     async def _connect(self, endpoint: Endpoint, *, fresh: bool) -> Exchange | None:
         """A stream or a connection to the endpoint; None when the client disconnects first. Raises
         UpstreamError, and TimeoutError at the deadline."""
-        connecting = asyncio.ensure_future(self._connections(endpoint).acquire(fresh=fresh))
+        own = self._client.connections
+        connections = self._relay.router.pool.connections(endpoint) if own is None else own(endpoint)
+        connecting = asyncio.ensure_future(connections.acquire(fresh=fresh))
         left_s = max(0.0, self._deadline - self._clock())
         await asyncio.wait(
             (connecting, self._client.gone), timeout=left_s, return_when=asyncio.FIRST_COMPLETED

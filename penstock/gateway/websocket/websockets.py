@@ -23,7 +23,7 @@ from penstock.gateway.upstream.exchange import Headers
 from penstock.gateway.websocket.client_session import ClientSession, Handshake
 from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError
-from penstock.http.request import HttpRequest
+from penstock.http.request import MAX_REQUEST_ID, HttpRequest
 from penstock.http.websocket.channel import Channel
 from penstock.http.websocket.handshake import accepted
 from penstock.http.websocket.socket import WebSocket
@@ -64,8 +64,12 @@ class WebSockets:
         """For ``/metrics``."""
         return [Figure(WEBSOCKETS, len(self.sessions))]
 
-    async def open(self, http: HttpRequest, request_id: str) -> None:
-        """Make a WebSocket of the connection of a request, if its client may use it. Raises ApiError."""
+    async def open(self, http: HttpRequest, new_id: str) -> None:
+        """Make a WebSocket of the connection of a request, if its client may use it. ``new_id``: its id,
+        unless the client has one. Raises ApiError."""
+        request_id = http.fields.get(REQUEST_ID, b"").decode("latin-1")
+        if not 0 < len(request_id) <= MAX_REQUEST_ID:
+            request_id = new_id
         record = RequestRecord(http.path, request_id, "POST", began_at=self.relay.clock())
         try:
             handshake = await self._read(http, record)
