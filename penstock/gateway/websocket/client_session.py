@@ -20,7 +20,7 @@ from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.upstream.exchange import Headers
 from penstock.gateway.websocket.create_message import CreateMessage, read_message
-from penstock.gateway.websocket.server_message import NOT_FOUND
+from penstock.gateway.websocket.server_message import NOT_FOUND, PREVIOUS
 from penstock.gateway.websocket.socket_sink import SocketSink
 from penstock.gateway.websocket.upstream_sockets import ResponseConnections, UpstreamSockets
 from penstock.http.admission import unavailable
@@ -199,6 +199,7 @@ class ClientSession:
     async def _send(self, create: CreateMessage, record: RequestRecord, sink: SocketSink) -> None:
         """Raises ApiError."""
         incoming = await self._incoming(create, record)
+        sink.continues = incoming.response is not None
         got: list[ResponseConnections] = []
 
         def connections(endpoint: Endpoint) -> ResponseConnections:
@@ -250,4 +251,4 @@ class ClientSession:
         if owners := await router.search.elsewhere(response, incoming.headers, now, {maker}):
             return list(owners)
         text = f"The endpoint that has made the response {shown(response)!r} takes no more requests."
-        raise ApiError(400, text, param="previous_response_id", code=NOT_FOUND)
+        raise ApiError(400, text, param=PREVIOUS, code=NOT_FOUND)

@@ -13,7 +13,10 @@ from penstock.http.errors import ApiError, shown
 CREATE, CANCEL = "response.create", "response.cancel"
 MAX_LANE = 256
 """Characters of the name of a lane."""
-_begins_create = re.compile(rb'\s*\{\s*"type"\s*:\s*"response\.create"\s*,').match
+_begins_create = re.compile(
+    rb'\s*\{\s*"type"\s*:\s*"response\.create"\s*,(\s*"model"\s*:\s*"[^"\\]*"\s*,)?(?:\s*"stream"\s*:\s*true\s*,)?'
+).match
+"""Matches what most clients begin with, Codex with ``stream`` as well."""
 _OWN_FIELDS = (b'"stream"', b'"stream_id"', b'"generate"')
 """Fields that the message and the request do not share, as a message spells them."""
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -54,8 +57,9 @@ class CreateMessage(NamedTuple):
 def read_message(data: bytes) -> CreateMessage | None:
     """``data``, which is UTF-8; None: it is a ``response.cancel``. Raises ApiError for any other."""
     begin = _begins_create(data)
-    if begin is not None and not any(name in data for name in _OWN_FIELDS):
-        return CreateMessage(data, b'{"stream":true,' + data[begin.end() :], None, prewarm=False)
+    if begin is not None and all(data.find(name, begin.end()) < 0 for name in _OWN_FIELDS):
+        raw = b'{"stream":true,%b%b' % (begin[1] or b"", data[begin.end() :])
+        return CreateMessage(data, raw, None, prewarm=False)
     try:
         fields: dict[str, Any] = _fields(data)
         kind = msgspec.json.decode(fields.pop("type", b"null"))

@@ -15,6 +15,7 @@ ENDS = frozenset(
     {b"response.completed", b"response.incomplete", b"response.failed", b"response.cancelled", ERROR}
 )
 """Types of the last message of a response."""
+PREVIOUS = "previous_response_id"
 NOT_FOUND = "previous_response_not_found"
 """Code of an error after which clients send the whole conversation."""
 MAX_TEXT = 2000
@@ -71,9 +72,11 @@ def in_lane(data: bytes, lane: str | None) -> bytes:
     return b'{"stream_id":%b,%b' % (msgspec.json.encode(lane), data.lstrip()[1:])
 
 
-def error_message(body: bytes, status: int, headers: Sequence[tuple[bytes, bytes]] = ()) -> tuple[int, bytes]:
+def error_message(
+    body: bytes, status: int, headers: Sequence[tuple[bytes, bytes]] = (), *, continues: bool = False
+) -> tuple[int, bytes]:
     """An error as clients of WebSockets read it, and its status: of the ``body`` of a reply with ``status``,
-    or of an event. What is one already stays as it is."""
+    or of an event. What is one already stays as it is. ``continues``: the request continues a response."""
     try:
         fields = _object(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -86,7 +89,8 @@ def error_message(body: bytes, status: int, headers: Sequence[tuple[bytes, bytes
             error["type"] = "server_error"
     elif fields.get("type") == "error" and isinstance(fields.get("status"), int):
         return fields["status"], body
-    if error.get("code") in (NOT_FOUND, OWNER_UNAVAILABLE):
+    lost = error.get("code") in (NOT_FOUND, OWNER_UNAVAILABLE)
+    if lost or (continues and (status == 404 or error.get("param") == PREVIOUS)):
         # Whoever holds a WebSocket has the conversation, and sends it once it is told so.
         status, error = 400, {**error, "code": NOT_FOUND}
     message = {"type": "error", "status": status, "error": error}

@@ -21,6 +21,8 @@ class SocketSink:
     write_target = None
 
     def __init__(self, socket: WebSocket, lane: str | None) -> None:
+        self.continues = False
+        """The request continues a response."""
         self.status = 0
         """Of the reply, as the client gets it; 0: it got none."""
         self._socket = socket
@@ -86,9 +88,8 @@ class SocketSink:
     def _end(self, body: bytes) -> None:
         """The last message is an error."""
         self._ended = True
-        status, message = error_message(
-            body, self.status if self.status >= 400 else BAD_GATEWAY, self._headers
-        )
+        status = self.status if self.status >= 400 else BAD_GATEWAY
+        status, message = error_message(body, status, self._headers, continues=self.continues)
         if self._parser is None:
             self.status = status
         self._write(in_lane(message, self._lane))

@@ -13,6 +13,13 @@ from penstock.http.errors import ApiError
     ("message", "body", "lane", "prewarm"),
     [
         (b'{"type":"response.create","model":"m"}', b'{"stream":true,"model":"m"}', None, False),
+        (
+            b'{"type":"response.create","model":"m","stream":true,"a":1}',
+            b'{"stream":true,"model":"m","a":1}',
+            None,
+            False,
+        ),
+        (b'{"type":"response.create","stream":true,"a":1}', b'{"stream":true,"a":1}', None, False),
         (b' { "type" : "response.create" , "a":1}', b'{"stream":true, "a":1}', None, False),
         (
             b'{"a":"\\"stream\\"","type":"response.create"}',

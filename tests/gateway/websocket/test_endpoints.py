@@ -121,6 +121,8 @@ def plain(call: Call) -> None:
     """A server without WebSockets."""
     if call.method == "GET":
         call.reply(405, b'{"detail":"Method Not Allowed"}')
+    elif "previous_response_id" in call.json:
+        call.reply(404, b'{"error":{"message":"No such response","code":404}}')
     else:
         as_stream(call)
 
@@ -177,16 +179,22 @@ def test_pools_keys_and_bills(tmp_path: Path) -> None:
                     assert texts(events) == "h"
                 refused = client.create(model="plain", generate=False)
                 assert (refused[0]["status"], refused[0]["error"]["param"]) == (400, "generate")
+                (lost,) = client.create(model="plain", previous_response_id="resp_h")
+                assert not_found(lost)
                 events = client.create(model="chat", stream_id="l")
                 assert texts(events) == "h"
                 assert {event["stream_id"] for event in events} == {"l"}
                 assert events[-1]["response"]["usage"]["total_tokens"] == 4
+                made_by_chat = events[-1]["response"]["id"]
+                (lost,) = client.create(model="chat", previous_response_id=made_by_chat)
+                assert not_found(lost)
     assert spoken.calls[0].headers["authorization"] == "Bearer inner"
     assert made[1:] == [
         {"type": "response.create", "model": "real", "input": "p", "stream_id": "l"},
         {"type": "response.create", "model": "real", "input": "p", "generate": False},
     ]
-    assert [call.method for call in silent.calls] == ["GET", "POST", "POST"], "it is asked once"
+    asked = [call.method for call in silent.calls if call.path == "/v1/responses"]
+    assert asked == ["GET", *3 * ["POST"]], "a handshake once"
     assert silent.calls[1].json == {"stream": True, "model": "plain", "input": "p", "temperature": 0.5}
     assert silent.calls[1].headers["content-type"] == "application/json"
     assert silent.calls[2].headers["x-request-id"] == "a.5"
@@ -195,5 +203,5 @@ def test_pools_keys_and_bills(tmp_path: Path) -> None:
     ids = [line["request_id"] for line in lines]
     assert len(set(ids)) == len(ids)
     assert {line["request_id"] for line in lines if line["outcome"] == "ok"} == {
-        ids[0], "a.2", "a.3", "a.4", "a.5", "a.7",
+        ids[0], "a.2", "a.3", "a.4", "a.5", "a.8",
     }  # fmt: skip
