@@ -17,7 +17,7 @@ from penstock.api.api_request import SESSION, ApiRequest
 from penstock.generation.replies.streamed import StreamedReply
 from penstock.http.body_errors import malformed
 from penstock.http.eager import run_eagerly
-from penstock.http.errors import ApiError, encode_json, shown
+from penstock.http.errors import ApiError, shown
 from penstock.http.http1.request_head import RequestHead
 from penstock.http.request import Application, HttpRequest
 from penstock.http.websocket.channel import Channel, ChannelUser
@@ -158,10 +158,7 @@ class _Session:
         self._queued_bytes -= len(data)
         if not self._queue:
             self._queue = None
-        lane = b""
-        if envelope is not None and isinstance(envelope.stream_id, str):
-            lane = b'"stream_id":%b,' % encode_json(envelope.stream_id)
-        sink = MessageSink(self._socket, lane, self._on_complete)
+        sink = MessageSink(self._socket, self._on_complete)
         head = self._head._replace(length=len(data))
         sink.request = http = HttpRequest(head, sink, self._client)
         http.add_body(data)
@@ -175,6 +172,8 @@ class _Session:
             try:
                 if envelope is None:
                     envelope = await asyncio.to_thread(_read, data)
+                if isinstance(envelope.stream_id, str):
+                    sink.name_lane(envelope.stream_id)
                 if envelope.type != CREATE:
                     given = shown(str(envelope.type))
                     raise ApiError(400, f"type is {given!r}; it takes {CREATE} and {CANCEL}.", param="type")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from socket import create_connection
@@ -315,3 +316,36 @@ def test_faults_have_their_close_codes(server: Server, opcode: Opcode, data: byt
             socket.recv(timeout=WAIT_S)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == code
+
+
+def test_a_stored_conversation_outlives_its_api_server(server: Server) -> None:
+    with opened(server) as socket:
+        first = response(socket)
+        server.children("api-server")[0].kill()
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=WAIT_S)
+    wait_until(lambda: _is_ready(server), WAIT_S, "a new API server")
+    with opened(server) as socket:
+        second = response(socket, input="And?", previous_response_id=first["id"])
+        assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+
+def _is_ready(server: Server) -> bool:
+    try:
+        return server.get("/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_server_that_ends_finishes_what_runs(server: Server) -> None:
+    """The last test: the server ends."""
+    with opened(server) as running, opened(server) as idle:
+        create(running, max_output_tokens=300)
+        running.recv(timeout=WAIT_S)
+        server.process.send_signal(signal.SIGTERM)
+        assert events(running)[-1]["response"]["usage"]["output_tokens"] == 300
+        for socket in (running, idle):
+            with pytest.raises(ConnectionClosed) as closed:
+                socket.recv(timeout=WAIT_S)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1001

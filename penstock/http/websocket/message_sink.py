@@ -31,17 +31,21 @@ class MessageSink:
 
     __slots__ = ("_fragmented", "_lane", "_listener", "_on_complete", "_socket", "request")
 
-    def __init__(self, socket: WebSocket, lane: bytes, on_complete: Callable[[], None]) -> None:
-        """``lane``: a member that every message gets, with a comma, such as ``"stream_id":"a",``; may be
-        empty. ``on_complete`` is called at the end of the reply."""
+    def __init__(self, socket: WebSocket, on_complete: Callable[[], None]) -> None:
+        """``on_complete`` is called at the end of the reply."""
         self._socket = socket
-        self._lane = lane
+        self._lane = b""
+        """A member that every message gets, with a comma; may be empty."""
         self._on_complete = on_complete
         self._listener: Listener | None = None
         self._fragmented = False
         """Whether a message is begun and not complete."""
         self.request: HttpRequest
         """Set at once: the request that is answered."""
+
+    def name_lane(self, stream_id: str) -> None:
+        """Repeat the ``stream_id`` of the request in each message."""
+        self._lane = b'"stream_id":%b,' % encode_json(stream_id)
 
     # -- what the WebSocket tells
 

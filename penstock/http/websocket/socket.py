@@ -34,6 +34,8 @@ CHUNKS_PER_FRAME = 5
 """Chunks of a body that are parsed in the time of a frame."""
 PINGS = 3
 """Pings to a silent client within the keep-alive time."""
+ENDING_IDLE_S = 1.0
+"""Idle time after which a server that ends closes: the client is told, and connects to another one."""
 
 
 class MessageHandler(Protocol):
@@ -219,6 +221,8 @@ class WebSocket:
         self.channel.end()
 
     def on_lost(self) -> None:
+        if self._closing_since is None:
+            self._closing_since = self._state.clock()
         self._codec.stop()
         self._leave()
 
@@ -255,10 +259,12 @@ class WebSocket:
             self._heard_at = now
         idle = self._handler is None or not self._handler.busy
         allowed = self._state.limits.keep_alive_timeout_s
-        if idle and keep_alive_s < allowed:  # the server retires, or needs descriptors
+        if idle and self._state.ending:
+            if now - self._idle_since > ENDING_IDLE_S:
+                self.close(GOING_AWAY, "The server is shutting down.")
+        elif idle and keep_alive_s < allowed:  # others wait for want of descriptors
             if now - self._idle_since > keep_alive_s:
-                code = GOING_AWAY if self._state.ending else TRY_LATER
-                self.close(code, "The server needs the connection." if code == TRY_LATER else "")
+                self.close(TRY_LATER, "The server needs the connection.")
         elif now - self._heard_at > allowed:
             self.abort()
         elif now - max(self._heard_at, self._pinged_at) > allowed / (PINGS + 1):
