@@ -16,7 +16,13 @@ from penstock.dialects.responses.included import ENCRYPTED, LOGPROBS, included_f
 from penstock.dialects.responses.output import OutputOptions
 from penstock.dialects.responses.prompts import NO_STORE, Found, ResponsePrompt, ResponsePrompts
 from penstock.dialects.responses.reply import Compacted, ResponseFields, ResponsesReply
-from penstock.dialects.responses.request_schema import UNSUPPORTED, InputItem, ResponseRequest, TextFormat
+from penstock.dialects.responses.request_schema import (
+    UNSUPPORTED,
+    ContentPart,
+    InputItem,
+    ResponseRequest,
+    TextFormat,
+)
 from penstock.dialects.responses.text_format import text_format
 from penstock.generation.compaction.compaction import Compaction, room
 from penstock.generation.compaction.planned import Summary, checked_entries, checked_threshold
@@ -231,7 +237,8 @@ class Compact(Responses):
         )
         prompt = self._prompts.prompt(once, found, info, compacts=True)
         plan = self._summary_plan(once, prompt, info)
-        kept = _with_ids(prompt.kept, plan.dialect_fields.response.id)
+        shown = [_in_parts(item) for item in prompt.kept]
+        kept = _with_ids(shown, plan.dialect_fields.response.id)
         plan.dialect_fields.response.input = encode_json(kept)
         return plan
 
@@ -293,6 +300,14 @@ def _prewarms(request: ResponseRequest) -> bool:
     """Whether the request is only to have its prompt in the engine's cache."""
     options = request.prompt_cache_options
     return request.generate is False or (options is not None and options.prewarm is True)
+
+
+def _in_parts(item: InputItem) -> InputItem:
+    """A message as the API returns it."""
+    content = item.content
+    if isinstance(content, str):
+        content = [ContentPart(type="input_text", text=content)]
+    return msgspec.structs.replace(item, content=content, status="completed")
 
 
 def _with_ids(items: list[InputItem], response_id: str) -> list[InputItem]:

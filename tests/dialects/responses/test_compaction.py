@@ -212,7 +212,8 @@ def test_the_compact_route() -> None:
         ("user", "message"),
         ("user", "message"),
     ]
-    assert all(each["id"] for each in stay)
+    assert all(each["id"] and each["status"] == "completed" for each in stay)
+    assert stay[1]["content"] == [{"type": "input_text", "text": "First."}]
     assert opened(item) == SUMMARY
     again = prompt_of(DIALECT.plan(body(reply["output"]), MINE))
     assert again == prompt_of(DIALECT.plan(body([*ITEMS, item]), MINE))
