@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.agents.scripts import Tools, call, report, task, tasks
+from tests.agents.scripts import Tools, call, long_task, report, task, tasks
 
 ARGUMENTS = (
     "--output-format=stream-json",
@@ -40,6 +40,7 @@ def rules(folder: Path, *, reload: str, long_report: str) -> list[dict[str, Any]
     tools = Tools(read, edit, "updated successfully", "Bash", "command", described)
     return [
         *tasks("claude", tools, reload=reload, long_report=long_report),
+        *long_task("claude-long", tools.run("seq 1 5000"), "detailed summary"),
         *task(
             "claude-picture",
             call(("Read", {"file_path": str(folder / "pump.png")})),

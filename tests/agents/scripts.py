@@ -62,6 +62,21 @@ def tasks(agent: str, tools: Tools, *, reload: str, long_report: str) -> list[di
     ]
 
 
+NOTED = "The speed is 3, as I noted."
+
+
+def long_task(name: str, work: Call, asked: str) -> list[dict[str, Any]]:
+    """The rules of a task whose conversation grows until its client has it summarized. ``asked``: what the
+    request for the summary says."""
+    summary = f"<summary>Goal: {name}. NOTED: speed = 3.</summary>"
+    written = [{"name": work[0], "arguments": work[1]}]
+    return [
+        {"match": {"prompt": rf"{name}\b", "text": asked}, "reply": {"text": summary}},
+        {"match": {"prompt": rf"Goal: {name}\. NOTED"}, "reply": {"text": NOTED}},
+        {"match": {"prompt": rf"{name}\b"}, "times": 20, "reply": {"text": "I look.", "calls": written}},
+    ]
+
+
 def task(name: str, *turns: dict[str, Any]) -> list[dict[str, Any]]:
     """The rules of a task, whose first message contains its name; a turn that is not as expected matches
     none, which fails the task."""

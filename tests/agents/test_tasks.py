@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.agents.codex import CATALOG
+from tests.agents.codex import CATALOG, COMPACTS
 from tests.agents.conftest import BIN, CONFIG, LONG_REPORT, Agent, metric
+from tests.agents.scripts import NOTED
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 PROVIDER = "model_providers.penstock"
@@ -80,6 +81,14 @@ def test_codex_over_a_websocket(agent: Agent, task: str, kill_busy_engine: Calla
     assert report == wanted.get(task, "The speed is 3.")
     assert agent.server.log.count("status=101") > before
     assert agent.server.log.count("method=POST path=/v1/responses") > posted
+
+
+@pytest.mark.parametrize("agent", ["codex", "claude"], indirect=True)
+def test_a_conversation_that_is_compacted(agent: Agent) -> None:
+    """Codex has the server write the summary, Claude Code asks for it with a message."""
+    options = [part for name, value in COMPACTS.items() for part in ("-c", f"{name}={value}")]
+    agent.environ["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = "100000"
+    assert agent.run(f"{agent.name}-long", *(options if agent.name == "codex" else ())) == NOTED
 
 
 @pytest.mark.parametrize("agent", ["codex"], indirect=True)

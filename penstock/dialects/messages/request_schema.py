@@ -82,6 +82,7 @@ class InputMessage(msgspec.Struct, kw_only=True):
     content: str | list[ContentBlock]
     id: Annotated[Any, about("Not used.")] = None
     clear_context: Annotated[Any, about("Not used.")] = None
+    output_config: Annotated[Any, about("Not used: that of the request counts.")] = None
 
 
 class SystemBlock(msgspec.Struct, kw_only=True):
