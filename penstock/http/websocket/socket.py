@@ -35,7 +35,8 @@ CHUNKS_PER_FRAME = 5
 PINGS = 3
 """Pings to a silent client within the keep-alive time."""
 ENDING_IDLE_S = 1.0
-"""Idle time after which a server that ends closes: the client is told, and connects to another one."""
+"""Idle time after which a server that ends closes, and time for the client's answer: it connects to another
+server."""
 
 
 class MessageHandler(Protocol):
@@ -246,7 +247,8 @@ class WebSocket:
 
     def check(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
         if self._closing_since is not None:
-            if now - self._closing_since > LINGER_S:
+            # A client that waits for nothing, such as Codex while its tools run, does not answer.
+            if now - self._closing_since > (ENDING_IDLE_S if self._state.ending else LINGER_S):
                 self.channel.abort()
             return
         late = self._timer.check(
