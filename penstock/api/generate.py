@@ -468,7 +468,8 @@ class GenerationRoutes:
                 ids=(*work.ids, *work.format.choice_ids(number)),
                 hints=plan.cache_hints(work.hints.session),
             )
-            self._engine_client.submit(stream, request)
+            self._engine_client.submit(stream, request, prompt.known)
+            prompt.known = None  # it holds the prompt of the turn before
 
     def _present_adapter(self, planned: AdapterKey) -> AdapterKey:
         """The adapter that has the name now: it may have been replaced or unloaded while the prompt was made
@@ -550,12 +551,13 @@ class GenerationRoutes:
         else:
             ids, length = prompt, len(prompt) // 4
             echo = self._tokenizer.decode(memoryview(ids).cast("i").tolist()) if plan.echo else ""
+        known = None if plan.turn is None else plan.turn.prefix
         if plan.truncate_prompt_tokens is not None:
-            ids = plan.truncate(ids)
+            ids, known = plan.truncate(ids), None
             length = len(ids) // 4
         if plan.stream and plan.echo and plan.logprobs >= 0:
             check_streamed_echo(length, plan.logprobs)
-        return Prompt(ids, length, echo)
+        return Prompt(ids, length, echo, known=known)
 
     def _check_text(self, plan: RequestPlan, text: str) -> None:
         """Raises ApiError for a text of which a part shows that it is too long."""

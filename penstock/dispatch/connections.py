@@ -14,7 +14,7 @@ import msgspec
 import zmq
 
 from penstock.dispatch.periodic_timer import PeriodicTimer
-from penstock.dispatch.sent_prompts import SentPrompts
+from penstock.dispatch.sent_prompts import KnownPrefix, SentPrompts
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame, decode_frame
@@ -71,9 +71,11 @@ MESSAGE_BYTES = 1 << 20
 class SubmitBatch:
     """Streams of one request that are submitted to one engine together."""
 
-    def __init__(self, owner: object, first: Submit) -> None:
-        """``owner``: the request's reply, which its streams have in common."""
+    def __init__(self, owner: object, first: Submit, known: KnownPrefix | None = None) -> None:
+        """``owner``: the request's reply, which its streams have in common. ``known``: of the first one's
+        prompt."""
         self.owner = owner
+        self.known = known
         self.submits = [first]
         self.size = shared_size(first) + len(first.prompt)
         """Estimated bytes of the encoded streams."""
@@ -395,13 +397,15 @@ class Connections:
         engine.outbox.append(part)
         self._schedule_flush(engine)
 
-    def submit(self, engine: EngineState, request: Submit, owner: object) -> None:
+    def submit(
+        self, engine: EngineState, request: Submit, owner: object, known: KnownPrefix | None = None
+    ) -> None:
         """:meth:`send` for a Submit; consecutive streams of the same ``owner`` become one message, which is
-        encoded when it is sent."""
+        encoded when it is sent. ``known``: of its prompt."""
         last = engine.outbox[-1] if engine.outbox else None
         size = last.add(owner, request) if isinstance(last, SubmitBatch) else None
         if size is None:
-            batch = SubmitBatch(owner, request)
+            batch = SubmitBatch(owner, request, known)
             size = batch.size
             engine.outbox.append(batch)
         engine.on_submit(time.monotonic(), size)
@@ -434,7 +438,7 @@ class Connections:
                 try:
                     submit = join_submits(batch.submits)
                     if engine.sent_prompts is not None:
-                        submit = engine.sent_prompts.shorten(submit)
+                        submit = engine.sent_prompts.shorten(submit, batch.known)
                     item = encode(submit)
                 except Exception:  # noqa: BLE001 - that request fails, the others do not notice
                     self._receiver.on_unsent(engine, [submit.stream for submit in batch.submits])

@@ -19,6 +19,7 @@ from penstock.dispatch.load_balancer import LoadBalancer
 from penstock.dispatch.metrics_queries import MetricsQueries
 from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.dispatch.resumption import Resumption
+from penstock.dispatch.sent_prompts import KnownPrefix
 from penstock.metrics.board import MetricsBoard
 from penstock.metrics.snapshot import ProcessKey, decode_snapshot, process_name, role_of
 from penstock.streaming.engine_faults import INVALID_CODE, INVALID_METRICS, UNREADABLE, EngineFaults
@@ -290,9 +291,10 @@ class EngineClient:
         engines = [engine for engine in self.engines if engine.accepts_streams]
         return engines if adapter is None else [engine for engine in engines if engine.has_adapter(adapter)]
 
-    def submit(self, stream: Stream, request: Submit) -> None:
-        """Submit the stream to the engine of its rank, and keep the request for resumption."""
-        self._connections.submit(self.engines[stream.rank], request, owner=stream.reply)
+    def submit(self, stream: Stream, request: Submit, known: KnownPrefix | None = None) -> None:
+        """Submit the stream to the engine of its rank, and keep the request for resumption. ``known``: of its
+        prompt."""
+        self._connections.submit(self.engines[stream.rank], request, stream.reply, known)
         stream.request = request
 
     def _resubmit(self, stream: Stream, request: Submit) -> bool:

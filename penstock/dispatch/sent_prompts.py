@@ -38,6 +38,15 @@ _ENDS = tuple(takewhile(lambda end: end <= _MAX_BYTES, _probe_ends()))
 has at least 8/9 of what the best one has in common."""
 
 
+class KnownPrefix(NamedTuple):
+    """What a prompt is known to begin with, by whoever has made it."""
+
+    prompt: bytes
+    """The prompt of an earlier request, the very object."""
+    size: int
+    """Bytes of it, of whole tokens."""
+
+
 class _SentPrompt(NamedTuple):
     prompt: bytes
     probes: list[int]
@@ -54,18 +63,25 @@ class SentPrompts:
         """Of the prompt kept last."""
         self._prompts: OrderedDict[int, _SentPrompt] = OrderedDict()
         """By number."""
+        self._numbers: dict[int, int] = {}
+        """The same numbers by id of the object."""
         self._latest: dict[int, int] = {}
         """Number of the latest prompt with a probe, by hash of the probe."""
 
-    def shorten(self, submit: Submit) -> Submit:
-        """The Submit as it is to be sent next on the connection."""
+    def shorten(self, submit: Submit, known: KnownPrefix | None = None) -> Submit:
+        """The Submit as it is to be sent next on the connection. ``known``: of its prompt; None: it is
+        compared."""
         prompt = submit.prompt
         if not MIN_BYTES <= len(prompt) <= self._room or submit.resubmitted:
             return submit
-        probes = [
-            hash((end, prompt[end - _PROBE_BYTES : end])) for end in _ENDS[: bisect_right(_ENDS, len(prompt))]
-        ]
-        number, size = self._find(prompt, probes)
+        number = 0 if known is None else self._numbers.get(id(known.prompt), 0)
+        if known is not None and number:
+            size = min(known.size, len(prompt) - 4)
+            probes = self._prompts[number].probes[: bisect_right(_ENDS, size)]
+            probes += _probes(prompt, len(probes))
+        else:
+            probes = _probes(prompt)
+            number, size = self._find(prompt, probes)
         prefix = None
         if size:
             kept = len(self._prompts[number].prompt)
@@ -85,6 +101,7 @@ class SentPrompts:
         """Refer to no prompt sent so far."""
         self._bytes = 0
         self._prompts.clear()
+        self._numbers.clear()
         self._latest.clear()
 
     def _find(self, prompt: bytes, probes: list[int]) -> tuple[int, int]:
@@ -98,6 +115,7 @@ class SentPrompts:
 
     def _keep(self, number: int, sent: _SentPrompt) -> None:
         self._prompts[number] = sent
+        self._numbers[id(sent.prompt)] = number
         self._bytes += len(sent.prompt)
         for probe in sent.probes:
             self._latest[probe] = number
@@ -107,9 +125,17 @@ class SentPrompts:
     def _drop(self, number: int) -> None:
         sent = self._prompts.pop(number)
         self._bytes -= len(sent.prompt)
+        if self._numbers.get(id(sent.prompt)) == number:
+            del self._numbers[id(sent.prompt)]
         for probe in sent.probes:
             if self._latest.get(probe) == number:
                 del self._latest[probe]
+
+
+def _probes(prompt: bytes, first: int = 0) -> list[int]:
+    """The probes of a prompt from number ``first`` on."""
+    ends = _ENDS[first : bisect_right(_ENDS, len(prompt))]
+    return [hash((end, prompt[end - _PROBE_BYTES : end])) for end in ends]
 
 
 def _common(kept: bytes, prompt: bytes) -> int:

@@ -57,7 +57,7 @@ class Fleet(FakeFleet):
     def pick(self, *hints: object) -> object:
         return self.engines[0] if len(self.submitted) < self._limit else self._fail()
 
-    def submit(self, stream: Stream, request: Submit) -> None:
+    def submit(self, stream: Stream, request: Submit, known: object = None) -> None:
         stream.request = request
         self.submitted.append(stream)
 

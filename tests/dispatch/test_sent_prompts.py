@@ -7,7 +7,8 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from penstock.dispatch.sent_prompts import MIN_BYTES, SentPrompts
+from penstock.dispatch import sent_prompts
+from penstock.dispatch.sent_prompts import MIN_BYTES, KnownPrefix, SentPrompts
 from penstock.engine.loop.kept_prompts import KeptPrompts
 from penstock.wire.messages import KeptPrefix, SamplingParams, Submit, decode_from_server, encode
 from penstock.wire.submits import join_submits, split_submit
@@ -32,9 +33,9 @@ class Wire:
         self.sent = SentPrompts(room)
         self.kept = KeptPrompts(room)
 
-    def send(self, request: Submit) -> Submit:
+    def send(self, request: Submit, known: KnownPrefix | None = None) -> Submit:
         """What crosses. The other end has the request."""
-        short = self.sent.shorten(request)
+        short = self.sent.shorten(request, known)
         received = decode_from_server(encode(short))
         assert isinstance(received, Submit)
         assert self.kept.restore(PEER, received) == request
@@ -132,6 +133,28 @@ def test_after_a_clear_nothing_is_referred_to() -> None:
     wire.send(submit(history))
     wire.sent.clear()
     assert wire.send(submit(history + tokens(8))).prefix is None
+
+
+def test_what_is_known_of_a_prompt_is_not_compared() -> None:
+    wire = Wire()
+    history = tokens(MIN_BYTES)
+    wire.send(submit(history))
+    for turn in range(1, 30):
+        longer = history[:-8] + tokens(400)
+        short = wire.send(submit(longer), KnownPrefix(history, len(history) - 8))
+        assert short.prefix == KeptPrefix(turn, len(history) // 4 - 2, replaced=True)
+        history = longer
+    assert wire.send(submit(history + tokens(2))).prefix is not None, "found without what is known"
+    assert sorted(wire.sent._latest) == sorted(set(sent_prompts._probes(history)))
+
+
+def test_what_is_known_of_a_prompt_that_is_not_kept_counts_for_nothing() -> None:
+    wire = Wire()
+    history = tokens(MIN_BYTES)
+    wire.send(submit(history))
+    copy = bytes(bytearray(history))
+    assert wire.send(submit(history + tokens(2)), KnownPrefix(copy, len(copy))).prefix is not None
+    assert wire.send(submit(history), KnownPrefix(history, len(history))).prompt == history[-4:]
 
 
 @pytest.mark.parametrize("at", [0, 1, 100, MIN_BYTES // 4 - 1, MIN_BYTES // 4, MIN_BYTES])

@@ -55,6 +55,24 @@ def test_replies_are_those_to_whole_prompts(kept: Server, tmp_path: Path) -> Non
     assert kept.metric("penstock:kept_prompt_bytes") > 4 * 4500
 
 
+def test_chats_go_on_from_what_the_turn_before_has_made(kept: Server) -> None:
+    """An engine gets of each turn what the API server has tokenized of it."""
+    messages = [{"role": "user", "content": "Read these lines.\n" * 2500}]
+    before = kept.metric("penstock:kept_prompt_hits_total")
+    texts = []
+    for _ in range(2):
+        conversation = list(messages)
+        for turn in range(TURNS):
+            body = REPLY | {"model": "m", "messages": conversation}
+            reply = kept.post("/v1/chat/completions", body).json()["choices"][0]["message"]
+            texts.append(reply["content"])
+            conversation += [reply, {"role": "user", "content": f"And {turn}?"}]
+    assert texts[:TURNS] == texts[TURNS:]
+    assert len(set(texts)) == TURNS
+    assert kept.metric("penstock:kept_prompt_hits_total") >= before + 2 * TURNS - 1
+    assert kept.metric("penstock:kept_prompt_misses_total") == 0
+
+
 def test_streams_go_on_and_turns_are_whole_once_after_a_kill(kept: Server) -> None:
     turns = [conversation[-1] for conversation in conversations()]
     bodies = [REPLY | {"prompt": prompt, "max_tokens": 300} for prompt in turns]

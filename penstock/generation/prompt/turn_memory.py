@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from penstock.dispatch.sent_prompts import KnownPrefix
+
 MIN_BODY = 32 * 1024 + 1
 """Bytes of a body from which on its turn is kept; shorter ones take as long to look up."""
 MAX_CANDIDATES = 512
@@ -161,6 +163,8 @@ class NextTurn:
         """The turn that this one goes on with."""
         self.turn: KeptTurn | None = None
         """This one, as far as it is known."""
+        self.prefix: KnownPrefix | None = None
+        """What the prompt has in common with the one before; None: nothing, or it is not known yet."""
 
     def find(self, kind: str, body: bytes, start: int) -> Kept | None:
         """What the messages of ``body``, which begin at ``start``, have in common with the turn before.
@@ -213,6 +217,7 @@ class NextTurn:
             common = before.text[: before.cut]
             if not text.startswith(common):
                 return 0, b""
+        self.prefix = KnownPrefix(before.ids, before.ids_cut)
         return before.cut, memoryview(before.ids)[: before.ids_cut]
 
     def learn_prompt(self, text: str, cut: int, ids: bytes, ids_cut: int) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import tokenizers
 
 from penstock.dispatch.engine_client import EngineClient
+from penstock.dispatch.sent_prompts import KnownPrefix
 from penstock.generation.dialect import ReplyFormat
 from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.parsers.message import MessageFormat, MessageParser
@@ -120,6 +121,8 @@ class Prompt(msgspec.Struct, gc=False):
     """Text that precedes the output."""
     logprobs: PromptLogprobFormatter | None = None
     """Logprobs of its tokens, if the request asks for them."""
+    known: KnownPrefix | None = None
+    """What it has in common with the prompt of the turn before, until it is submitted."""
 
 
 @dataclass(slots=True)

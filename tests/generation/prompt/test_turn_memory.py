@@ -36,6 +36,8 @@ class Server:
             name: dialect(ServeConfig(), self.processor) for name, dialect in DIALECTS.items()
         }
         self.memory = TurnMemory(max_bytes)
+        self.known = 0
+        """Bytes of token ids that the last prompt was known to have in common with the one before."""
         tokenizer = tiny_tokenizer()
         self.encoder = PromptEncoder(tokenizer, segment_marker(tokenizer, template))
 
@@ -50,6 +52,10 @@ class Server:
         assert isinstance(text, str)
         ids, length = self.encoder.encode(text, False, plan.cache_salt, turn)
         if turn is not None:
+            if turn.prefix is not None:  # engines are told so
+                before, size = turn.prefix
+                assert ids[:size] == before[:size]
+                self.known = size
             turn.salt = plan.cache_salt or ""
             turn.keep()
         return text, ids, length, plan.warning, plan.format is None
@@ -89,6 +95,7 @@ def compare(server: Server, sessions: int, turns: int, seed: int = 0) -> None:
 def test_every_turn_has_the_prompt_of_a_server_without_a_memory(server: Server) -> None:
     compare(server, sessions=30, turns=6)
     assert server.memory.hits > server.memory.misses > 0
+    assert server.known > 0
 
 
 def test_the_next_turn_is_found_by_its_bytes(server: Server) -> None:
