@@ -41,6 +41,7 @@ CLIENTS = {
     "instructor": "instructor",
     "llama-index": "llama-index-core",
     "DSPy": "dspy",
+    "`google-genai`": "google-genai",
     "`ollama`": "ollama",
     "`llm`": "llm",
     "AI SDK (`ai`, Node)": "node: ai",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from penstock.generation.dialect import DescribingRoute, Dialect
+from penstock.generation.dialect import DescribingRoute, Dialect, TokenCounter
 from penstock.generation.replies.reply import RequestReply
 from penstock.http.errors import ApiError
 from penstock.http.request import HttpRequest
@@ -52,7 +52,7 @@ class ApiRequest:
         """Whether the application returns before the reply has ended; the reply then writes to the sink."""
         self.dialect: Dialect | None = None
         """The API of a generating route."""
-        self.error_shape: Dialect | DescribingRoute | None = None
+        self.error_shape: Dialect | DescribingRoute | TokenCounter | None = None
         """The API whose shape errors have; None: OpenAI's."""
         self.arrival = time.monotonic()
         self.request_id = request_id

@@ -14,6 +14,7 @@ from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.generate import GenerationRoutes
 from penstock.api.request_spans import RequestSpans
 from penstock.api.response_socket import ResponseSockets
+from penstock.api.route_patterns import RoutePatterns
 from penstock.api.routes import adapters, admin
 from penstock.api.routes.count_tokens import CountTokensRoutes
 from penstock.api.routes.debug import gc_route
@@ -27,9 +28,9 @@ from penstock.api.routes.tokenize import TokenizeRoutes
 from penstock.api.routes.weights import WeightRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
-from penstock.generation.dialect import Dialect, TokenCounter
+from penstock.generation.dialect import DescribingRoute, Dialect, TokenCounter
 from penstock.generation.replies.stream_failure import stream_failed
-from penstock.http.access_keys import OPEN_PATHS, Keys, check_local, is_administrative
+from penstock.http.access_keys import OPEN_PATHS, Keys, check_local, is_administrative, with_query_key
 from penstock.http.admission import no_engine, send_readiness, unavailable
 from penstock.http.cors import Cors
 from penstock.http.eager import in_task
@@ -47,7 +48,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class App:
-    """The application of one process. Routes are looked up by path and method; there are no patterns."""
+    """The application of one process. Routes are looked up by path and method."""
 
     config: ServeConfig
     models: ModelRoutes
@@ -85,11 +86,16 @@ class App:
         """Tasks that send the errors of detached replies of which nothing was sent."""
         self._draw = random.Random().getrandbits
         self._dialects = {dialect.path: dialect for dialect in self.dialects}
-        self._describing = {route.path: route for route in self.models.others}
+        self._shapes: dict[str, DescribingRoute | TokenCounter] = {
+            **{route.path: route for route in self.models.others},
+            **{counter.path: counter for counter in self.token_counters},
+        }
+        """Of the errors of other routes."""
         self._recognizing = [dialect for dialect in self.dialects if dialect.recognizes_clients]
         self._page = Page(self.config.root_path) if self.config.web_page else None
         self._page_paths = self._page.paths if self._page is not None else frozenset()
         self._routes = self._make_routes()
+        self._patterns = RoutePatterns(self._routes)
 
     def set_keys(self, keys: Iterable[str], admin_keys: Iterable[str]) -> None:
         """Requests need these keys from here on."""
@@ -229,9 +235,12 @@ class App:
         if root and http.path.startswith(f"{root}/"):  # a proxy may have removed it
             http.path = http.path[len(root) :]
         path, method = http.path, http.method
+        route = path
         request.dialect = request.error_shape = self._dialects.get(path)
         if request.dialect is None:
-            request.error_shape = self._describing.get(path)
+            route = self._patterns.route_of(path)
+            request.dialect = self._dialects.get(route)
+            request.error_shape = request.dialect or self._shapes.get(route)
         for dialect in self._recognizing:
             if dialect.recognizes(path, http.fields):
                 request.error_shape = request.error_shape or dialect
@@ -250,8 +259,8 @@ class App:
                 loopback=self.config.allow_loopback_admin,
             )
         elif path not in self._page_paths:  # the page asks for the key
-            request.tenant = self._keys.check(path, http.fields)
-        return self._route(path, method)
+            request.tenant = self._keys.check(path, with_query_key(path, http.target, http.fields))
+        return self._route(route, method)
 
     def _route(self, path: str, method: str) -> Handler:
         methods = self._routes.get(path)

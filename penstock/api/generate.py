@@ -156,8 +156,9 @@ class GenerationRoutes:
             turn = self.turns.begin(request.tenant, len(body))
             derived = request.http.derived
             session = None if derived is None else derived.get(SESSION)
-            request_id = request.http.header(b"x-request-id")
-            info = RequestInfo(request_id, request.tenant, accept, session, turn)
+            http = request.http
+            asked = http.header(b"x-request-id")
+            info = RequestInfo(asked, request.tenant, accept, session, turn, http.path, http.target)
             looking = dialect.look_up(body, info)
             if looking is not None:
                 plan, prompts = await self._plan_continued(request, dialect, body, info, looking)

@@ -11,6 +11,14 @@ from penstock.dialects.chat import openapi as chat
 from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.completions import openapi as completions
 from penstock.dialects.completions.dialect import Completions
+from penstock.dialects.gemini import openapi as gemini
+from penstock.dialects.gemini.dialect import (
+    GEMINI_ROUTES,
+    Gemini,
+    GeminiModels,
+    GeminiStream,
+    GeminiTokenCounter,
+)
 from penstock.dialects.invocations import Invocations
 from penstock.dialects.messages import openapi as messages
 from penstock.dialects.messages.dialect import Messages, MessagesTokenCounter
@@ -59,6 +67,8 @@ def make_dialects(
         SglangGenerate(config, processor),
         OllamaChat(config, processor),
         OllamaGenerate(config, processor),
+        Gemini(config, processor),
+        GeminiStream(config, processor),
     ]
 
 
@@ -70,12 +80,15 @@ def make_token_counters(
 ) -> list[TokenCounter]:
     """One per API that counts tokens. The arguments: as for :func:`make_dialects`."""
     compaction = Compaction.of_server(config, seal_key)
-    return [MessagesTokenCounter(processor, compaction), ResponsesTokenCounter(processor, store, compaction)]
+    of_messages = MessagesTokenCounter(processor, compaction)
+    of_responses = ResponsesTokenCounter(processor, store, compaction)
+    return [of_messages, of_responses, GeminiTokenCounter(processor)]
 
 
 def make_describing_routes(processor: InputProcessor) -> list[DescribingRoute]:
     """One per route of an API of its own that describes models."""
-    return [OllamaModels(path, processor) for path in OLLAMA_ROUTES]
+    gemini = [GeminiModels(path) for path in GEMINI_ROUTES]
+    return [*gemini, *(OllamaModels(path, processor) for path in OLLAMA_ROUTES)]
 
 
 DESCRIPTIONS = check_names(
@@ -87,6 +100,7 @@ DESCRIPTIONS = check_names(
         tokens.DESCRIPTION,
         sglang.DESCRIPTION,
         *ollama.DESCRIPTIONS,
+        gemini.DESCRIPTION,
     )
 )
 """One entry per API, for the OpenAPI document."""

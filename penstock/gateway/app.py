@@ -26,6 +26,7 @@ from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.exchange import Headers
 from penstock.gateway.websocket.websockets import WebSockets
+from penstock.http.access_keys import with_query_key, without_query_key
 from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError
 from penstock.http.request import MAX_REQUEST_ID, ClientGone, HttpRequest
@@ -102,11 +103,9 @@ class GatewayApp:
             else:
                 await self._relay_request(http)
         except ApiError as error:
-            body = None
-            if is_anthropic(path, http.fields):
-                id = next((value for name, value in error.headers if name == REQUEST_ID), b"")
-                body = error_body(error, id.decode("latin-1"), messages=True)
-            await http.reply_error(error, body)
+            id = next((value for name, value in error.headers if name == REQUEST_ID), b"").decode("latin-1")
+            messages = is_anthropic(path, http.fields)
+            await http.reply_error(error, error_body(error, id, messages=messages, path=path))
 
     async def _control(self, http: HttpRequest) -> None:
         self.in_flight += 1
@@ -161,7 +160,7 @@ class GatewayApp:
     async def _incoming(self, http: HttpRequest, record: RequestRecord) -> IncomingRequest:
         if self.own_routes.draining:
             raise unavailable("The gateway is shutting down.", "draining")
-        intake, fields = self._intake, http.fields
+        intake, fields = self._intake, with_query_key(http.path, http.target, http.fields)
         try:
             intake.authorize(record, fields, http.address)
         except TokenPending as pending:
@@ -185,7 +184,7 @@ class GatewayApp:
             raw,
             session=head.session,
             relayed_headers=inject_trace_context(added, record.trace),
-            target=http.target,
+            target=without_query_key(http.path, http.target),
             rest=rest,
         )
 

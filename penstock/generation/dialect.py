@@ -49,6 +49,10 @@ class RequestInfo(NamedTuple):
     """Of the WebSocket that it came over: the same object for all requests of the connection. None: HTTP."""
     turn: NextTurn | None = None
     """What it has in common with the turn before; None: nothing is kept of it."""
+    path: str = ""
+    """Of the request, decoded."""
+    target: bytes = b""
+    """Path and query, as the client sent them."""
 
 
 NO_INFO = RequestInfo()
@@ -111,9 +115,9 @@ class ReplyFormat(ABC):
     """Whether the rows of a reply that is not streamed go to :meth:`collect` as they arrive."""
     usage_first: ClassVar[bool] = False
     """Whether the opening event of a choice has the usage."""
-    stream_kind: ClassVar[StreamKind] = EVENT_STREAM
+    stream_kind: StreamKind = EVENT_STREAM
     """The content type of a streamed reply."""
-    keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
+    keep_alive: bytes = b": keep-alive\n\n"
     """What keeps a silent stream open: by default a comment of server-sent events, which clients ignore."""
 
     id: str
@@ -199,7 +203,7 @@ class Dialect(ABC):
     """One API for one served model."""
 
     path: ClassVar[str]
-    """Path of the route; its method is POST."""
+    """Path of the route, which may have a name, as ``/{model}``; its method is POST."""
     columns: ClassVar[bool] = False
     """Whether programs may ask for replies as columns (:mod:`penstock.generation.replies.columns`)."""
     sockets: ClassVar[bool] = False
@@ -265,6 +269,10 @@ class TokenCounter(ABC):
     def prompt(self, body: bytes, info: RequestInfo, found: Any) -> CountedPrompt:
         """Check a request body and render its prompt. Raises ApiError."""
 
+    def error_body(self, error: ApiError, request_id: str) -> bytes:
+        """The body of an error reply, by default in OpenAI's shape."""
+        return error.body()
+
     @abstractmethod
     def reply(self, count: int) -> bytes:
         """The reply's body."""
@@ -278,6 +286,8 @@ class AskedModels(NamedTuple):
     card: Callable[[str], Mapping[str, Any]]
     """The card of a model by any of its names. Raises ApiError."""
     body: bytes = b""
+    path: str = ""
+    """Of the request."""
 
 
 class DescribingRoute(ABC):

@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b, sha256
+from urllib.parse import unquote_to_bytes
 
 from penstock.http.errors import ApiError
 from penstock.http.request import HttpRequest
@@ -37,8 +38,12 @@ ADMINISTRATIVE = frozenset(
 )
 ADMINISTRATIVE_PREFIXES = ("/admin/", "/debug/")
 
-KEY_HEADERS = (b"x-api-key", b"api-key")
-"""Headers with a key alone, as Anthropic's and Azure's clients send it; used without Authorization."""
+GOOGLE_KEY = b"x-goog-api-key"
+KEY_HEADERS = (b"x-api-key", b"api-key", GOOGLE_KEY)
+"""Headers with a key alone, as Anthropic's, Azure's and Google's clients send it; used without
+Authorization."""
+QUERY_KEY_ROUTES = ("/v1beta/", "/v1/models/")
+"""Routes that take a key in their query, as Google's API does."""
 CLIENT_KEYS = (b"authorization", *KEY_HEADERS)
 """Headers that may have a client's key."""
 
@@ -111,6 +116,26 @@ class AdminKeys:
                 "(--admin-api-key-file).",
                 code="not_admin",
             )
+
+
+def with_query_key(path: str, target: bytes, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+    """The headers of a request, with the key that its query has."""
+    if not path.startswith(QUERY_KEY_ROUTES) or b"key=" not in target:
+        return headers
+    for each in target.partition(b"?")[2].split(b"&"):
+        name, _, value = each.partition(b"=")
+        if name == b"key":
+            return {**headers, GOOGLE_KEY: unquote_to_bytes(value)}
+    return headers
+
+
+def without_query_key(path: str, target: bytes) -> bytes:
+    """A request's target without the key that its query has."""
+    if not path.startswith(QUERY_KEY_ROUTES) or b"key=" not in target:
+        return target
+    route, _, query = target.partition(b"?")
+    kept = b"&".join(each for each in query.split(b"&") if each.partition(b"=")[0] != b"key")
+    return b"%b?%b" % (route, kept) if kept else route
 
 
 def key_digest(key: str) -> bytes:

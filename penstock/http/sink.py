@@ -38,6 +38,8 @@ EVENT_STREAM = StreamKind(_unbuffered(b"text/event-stream; charset=utf-8"), fill
 """Server-sent events."""
 LINES = StreamKind(_unbuffered(b"application/x-ndjson"), filler=b" ")
 """JSON, a line each. White space may precede it, but an empty line would be no JSON."""
+ARRAY = StreamKind(_unbuffered(b"application/json"), filler=b" ")
+"""One JSON array, whose items come one after the other."""
 
 
 class Listener(Protocol):

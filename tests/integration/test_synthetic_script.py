@@ -177,3 +177,25 @@ def test_lines_of_ollamas_api(server: Server) -> None:
     assert httpx.get(f"{server.url}/api/tags", verify=TLS).json()["models"][0]["name"] == MODEL
     unknown = httpx.post(f"{server.url}/api/show", json={"model": "x"}, verify=TLS)
     assert (unknown.status_code, list(unknown.json())) == (404, ["error"])
+
+
+@pytest.mark.parametrize("query", ["?alt=sse", ""])
+def test_streams_of_geminis_api(server: Server, query: str) -> None:
+    url = f"{server.url}/v1beta/models/{MODEL}:streamGenerateContent{query}"
+
+    def chunks(text: str) -> list[Any]:
+        reply = httpx.post(url, json={"contents": [{"parts": [{"text": text}]}]}, verify=TLS)
+        if not query:
+            return list(reply.json())
+        blocks = [block for block in reply.text.split("\n\n") if block]
+        return [json.loads(block.removeprefix("data: ")) for block in blocks]
+
+    *pieces, last = chunks("What is the answer?")
+    parts = [part for each in pieces for part in each["candidates"][0]["content"]["parts"]]
+    assert "".join(part["text"] for part in parts) == '{"answer": 42}'
+    assert last["candidates"][0]["finishReason"] == "STOP"
+    assert last["usageMetadata"]["candidatesTokenCount"] > 3
+    *pieces, failure = chunks("fail")
+    assert (len(pieces), failure["error"]["status"]) == (3, "INTERNAL")
+    unknown = httpx.get(f"{server.url}/v1beta/models/x", verify=TLS).json()
+    assert unknown["error"]["status"] == "NOT_FOUND"

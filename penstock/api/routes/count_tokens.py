@@ -36,7 +36,7 @@ class CountTokensRoutes:
 
     async def _answer(self, counter: TokenCounter, request: ApiRequest) -> None:
         body = await request.http.read_json(self._config.max_request_bytes, beyond_option)
-        info = RequestInfo(request.http.header(b"x-request-id"), request.tenant)
+        info = RequestInfo(request.http.header(b"x-request-id"), request.tenant, path=request.http.path)
         looking = counter.look_up(body, info)
         if looking is None:
             reply = await self._reply(request, len(body), counter, body, info, None)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from penstock.api.api_request import ApiRequest, Handler
+from penstock.dialects.gemini.dialect import gemini_card
 from penstock.dialects.messages.errors import VERSION_HEADER
 from penstock.dialects.messages.model_list import model_entry
 from penstock.dialects.messages.model_list import model_list as anthropic_list
@@ -16,6 +17,7 @@ from penstock.dialects.registry import make_describing_routes
 from penstock.generation.dialect import AskedModels, DescribingRoute
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo
+from penstock.http.access_keys import GOOGLE_KEY
 from penstock.http.errors import encode_json
 from penstock.wire.messages import Adapter
 
@@ -25,7 +27,7 @@ MAX_BODY = 1 << 16
 
 
 class ModelRoutes:
-    """The handlers. Clients of Anthropic's API, told by their header, get its shape."""
+    """The handlers. Clients of Anthropic's and Google's APIs, told by their headers, get their shapes."""
 
     def __init__(self, processor: InputProcessor, root: str) -> None:
         """``root``: directory or name of the model."""
@@ -58,16 +60,23 @@ class ModelRoutes:
     async def list(self, request: ApiRequest) -> None:
         """All models."""
         self._refresh()
-        anthropic = VERSION_HEADER in request.http.fields
-        await request.http.reply_json(self._anthropic_list if anthropic else self._list)
+        fields = request.http.fields
+        if GOOGLE_KEY in fields:
+            cards = [gemini_card(card) for card in self._cards.values()]
+            await request.http.reply_json(encode_json({"models": cards}))
+            return
+        await request.http.reply_json(self._anthropic_list if VERSION_HEADER in fields else self._list)
 
     async def model(self, request: ApiRequest) -> None:
         """One model, by any of its names. Raises ApiError."""
         self._refresh()
         name = request.http.path[len(MODEL_PREFIX) :]
         card = self._card(name)
-        anthropic = VERSION_HEADER in request.http.fields
-        await request.http.reply_json(encode_json(model_entry(card) if anthropic else card))
+        if GOOGLE_KEY in request.http.fields:
+            shown = gemini_card(card)
+        else:
+            shown = model_entry(card) if VERSION_HEADER in request.http.fields else card
+        await request.http.reply_json(encode_json(shown))
 
     def _card(self, name: str) -> dict[str, Any]:
         """The card of a model by any of its names. Raises ApiError."""
@@ -80,7 +89,9 @@ class ModelRoutes:
     async def _answer(self, route: DescribingRoute, request: ApiRequest) -> None:
         body = await request.http.read_json(MAX_BODY) if route.method == "POST" else b""
         self._refresh()
-        await request.http.reply_json(route.reply(AskedModels(self._cards, self._card, body)))
+        await request.http.reply_json(
+            route.reply(AskedModels(self._cards, self._card, body, request.http.path))
+        )
 
 
 def model_list(

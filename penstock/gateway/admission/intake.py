@@ -15,6 +15,7 @@ from penstock.gateway.admission.client_keys import ClientKeys
 from penstock.gateway.requests.body_rest import BodyLimits, BodyRest
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.requests.caller import Caller
+from penstock.gateway.requests.gemini_path import model_in, names_its_model
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.requests.model_field import (
     described_model,
@@ -89,14 +90,16 @@ class Intake:
         record.bytes_in = len(raw or b"")
         body, model = None, None
         if raw is not None and self.generates(record.method, record.path):
-            body = self._read_body(record, raw)
+            body = self._read_body(record, raw, target)
             priority = self._priority(record.caller, body.priority, headers)
             if priority != body.priority:
                 body = msgspec.structs.replace(body, priority=priority)
             record.set_body(body)
             model = body.model
         else:
-            if raw and record.method == "POST":
+            if names_its_model(record.path):
+                model = model_in(target)
+            elif raw and record.method == "POST":
                 model = self._read_model(record, relayed_headers, raw, partial=rest is not None)
             else:
                 model = described_model(record.method, record.path)
@@ -116,10 +119,10 @@ class Intake:
             rest=rest,
         )
 
-    def _read_body(self, record: RequestRecord, raw: bytes) -> RequestBody:
+    def _read_body(self, record: RequestRecord, raw: bytes, target: bytes) -> RequestBody:
         """Raises ApiError."""
         try:
-            body = read_request(raw, record.path)
+            body = read_request(raw, record.path, target)
             self._check_transfer(body.transfer_field)
         except ApiError:
             record.reason = "bad_body"

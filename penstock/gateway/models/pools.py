@@ -18,7 +18,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 HeaderValue = Annotated[str, Meta(pattern=r"^([!-~]([ -~]*[!-~])?)?\Z")]
 
 
-Api = Literal["chat", "completions", "messages", "responses", "ollama"]
+Api = Literal["chat", "completions", "messages", "responses", "ollama", "gemini"]
 
 
 class PoolKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.dialects.gemini.errors import error_body as gemini_error
 from penstock.dialects.messages import errors as messages_errors
+from penstock.gateway.requests.gemini_path import GENERATE, STREAM
 from penstock.gateway.requests.named_response import COMPACT, RESPONSES
 from penstock.http.errors import ApiError
 
-OLLAMA = "ollama"
+OLLAMA, GEMINI = "ollama", "gemini"
 APIS = {
     "/v1/completions": "completions",
     "/v1/chat/completions": "chat",
@@ -17,11 +19,14 @@ APIS = {
     "/v1/messages": "messages",
     "/api/chat": OLLAMA,
     "/api/generate": OLLAMA,
+    GENERATE: GEMINI,
+    STREAM: GEMINI,
 }
 """Names by the path of their requests."""
 OTHER_API = "other"
 OLLAMA_ROUTES = "/api/"
 """With which the routes of Ollama's API begin."""
+GEMINI_ROUTES = "/v1beta/"
 
 
 def gateway_error(status: int, code: str, message: str) -> ApiError:
@@ -33,6 +38,8 @@ def error_body(error: ApiError, request_id: str, *, messages: bool, path: str = 
     """``messages``: in Anthropic's shape. ``path``: whose API may have a shape of its own."""
     if path.startswith(OLLAMA_ROUTES):
         return msgspec.json.encode({"error": error.message})
+    if path.startswith(GEMINI_ROUTES):
+        return gemini_error(error)
     return messages_errors.error_body(error, request_id) if messages else error.body()
 
 
@@ -42,6 +49,8 @@ def error_event(error: ApiError, request_id: str, *, messages: bool, path: str =
     shape. The empty line ends an incomplete event."""
     if path.startswith(OLLAMA_ROUTES):
         return b"\n%b\n" % error_body(error, request_id, messages=False, path=path)
+    if path.startswith(GEMINI_ROUTES):  # whose clients look for it outside of events
+        return b"\n\n%b\n\n" % gemini_error(error)
     if messages:
         data = messages_errors.error_body(error, request_id)
     else:

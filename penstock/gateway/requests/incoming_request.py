@@ -6,6 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.gateway.requests.body_rest import BodyRest
+from penstock.gateway.requests.gemini_path import names_its_model, with_model
 from penstock.gateway.requests.model_field import replace_model
 from penstock.gateway.requests.request_body import RequestBody, response_of
 from penstock.gateway.upstream.exchange import Headers
@@ -43,9 +44,12 @@ class IncomingRequest(msgspec.Struct, frozen=True):
         return self.subset is None or destination in self.subset
 
     def for_model(self, model: str) -> IncomingRequest:
-        """Copy the request for another model. One that names it in its path keeps that."""
+        """Copy the request for another model. One that reads a model keeps the name in its path."""
         if self.model is None or model == self.model:
             return self
+        if names_its_model(self.path):
+            body = None if self.body is None else replace(self.body, model=model)
+            return replace(self, model=model, body=body, target=with_model(self.target, model))
         if not self.raw:
             return replace(self, model=model)
         if self.body is None:

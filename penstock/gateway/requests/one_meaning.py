@@ -31,6 +31,7 @@ DECIDING = frozenset(
         *("prompt", "messages", "input", "instructions", "system", "tools", "metadata"),
         *("previous_response_id", "session_id", "prompt_cache_key"),
         *("max_tokens", "max_completion_tokens", "max_output_tokens", "options", "n", "best_of"),
+        *("contents", "systemInstruction", "generationConfig"),
         *("kv_transfer_params", "bootstrap_host", "echo", "prompt_logprobs", "logits_processors"),
         *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
         *("chat_template", "chat_template_kwargs"),

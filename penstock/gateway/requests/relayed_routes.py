@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from penstock.gateway.requests.gemini_path import COUNT, verb_route
 from penstock.gateway.requests.request_body import GENERATION_PATHS
 from penstock.http.errors import ApiError
 from penstock.http.other_routes import route_meant
@@ -80,7 +81,9 @@ INFERENCE_ROUTES = frozenset(
     }
 )
 """Further routes of vLLM, SGLang, llama.cpp and TGI that cost a server about what a generation costs."""
-_OTHER_ROUTES = frozenset({"/api/show", "/apply-template", "/chat_tokenize", "/detokenize", "/tokenize"})
+_OTHER_ROUTES = frozenset(
+    {COUNT, "/api/show", "/apply-template", "/chat_tokenize", "/detokenize", "/tokenize"}
+)
 _READ_ROUTES = frozenset(
     {
         "/",
@@ -101,6 +104,7 @@ _READ_ROUTES = frozenset(
         "/tokenizer_info",
         "/v1/health",
         "/v1/models",
+        "/v1beta/models",
         "/version",
     }
 )
@@ -145,6 +149,8 @@ class RelayedRoutes:
             if self._root != "/" and path.startswith(self._root):
                 path = path[len(self._root) - 1 :]
             path = path[:-1] or "/"
+        if (verb := verb_route(path)) is not None and not _UNCLEAR.search(path):
+            return verb
         lower = path.lower()
         return lower if lower in GENERATION_PATHS else path
 
@@ -175,7 +181,7 @@ class RelayedRoutes:
             return True
         if not route.startswith("/") or _UNCLEAR.search(route):
             return False
-        if self.allows(method, route):
+        if self.allows(method, route) or (method in _READING and route.startswith("/v1beta/models/")):
             return True
         _, root, family, *_ = f"{route}//".split("/", 3)
         if root != "v1" or method not in _INFERRING | {"DELETE"}:

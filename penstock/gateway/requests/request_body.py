@@ -6,7 +6,8 @@ import contextlib
 
 import msgspec
 
-from penstock.gateway.requests.apis import APIS, OLLAMA
+from penstock.gateway.requests.apis import APIS
+from penstock.gateway.requests.gemini_path import is_stream, model_in
 from penstock.gateway.requests.named_response import COMPACT, RESPONSES, response_in_body, response_in_path
 from penstock.gateway.requests.one_meaning import check_meaning
 from penstock.http.body_errors import malformed, wrong_type
@@ -45,6 +46,10 @@ class _Body(msgspec.Struct):
     max_completion_tokens: msgspec.Raw = msgspec.Raw()
     max_output_tokens: msgspec.Raw = msgspec.Raw()
     options: msgspec.Raw = msgspec.Raw()  # Ollama's
+    # Gemini's
+    contents: msgspec.Raw = msgspec.Raw()
+    systemInstruction: msgspec.Raw = msgspec.Raw()
+    generationConfig: msgspec.Raw = msgspec.Raw()
     # what names other hosts: vLLM, SGLang
     kv_transfer_params: msgspec.Raw = msgspec.Raw()
     bootstrap_host: msgspec.Raw = msgspec.Raw()
@@ -56,6 +61,7 @@ class _Metadata(msgspec.Struct):
 
 class _Options(msgspec.Struct):
     num_predict: msgspec.Raw = msgspec.Raw()
+    maxOutputTokens: msgspec.Raw = msgspec.Raw()
 
 
 _decode_exact = msgspec.json.Decoder(_Body).decode
@@ -118,10 +124,10 @@ class RequestBody(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, raw=raw, model=model)
 
 
-def read_request(raw: bytes, path: str = "") -> RequestBody:
-    """Decode the body of a generation request for ``path``, as Penstock's server does: it accepts, for
-    instance, a number as a boolean, and its errors are the same. Raises ApiError, also for what other servers
-    may read in another way."""
+def read_request(raw: bytes, path: str = "", target: bytes = b"") -> RequestBody:
+    """Decode the body of a generation request for ``path``, which came as ``target``, as Penstock's server
+    does: it accepts, for instance, a number as a boolean, and its errors are the same. Raises ApiError, also
+    for what other servers may read in another way."""
     try:
         if not raw.isascii():
             raw.decode()  # msgspec checks the UTF-8 of decoded strings only, and fields are rewritten later
@@ -130,14 +136,30 @@ def read_request(raw: bytes, path: str = "") -> RequestBody:
         raise wrong_type(raw, str(error)) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(raw, error) from None
-    options, model = body.stream_options, body.model or ""
+    options, model, stream = body.stream_options, body.model or "", bool(body.stream)
+    match APIS.get(path):
+        case "ollama":
+            stream = body.stream is not False
+        case "gemini":
+            model, stream = model_in(target), is_stream(path, target)
     # Each API has one of the three, and a body with several of them is charged for all.
-    texts = [bytes(text) for text in (body.instructions, body.system, body.messages, body.prompt, body.input)]
+    texts = [
+        bytes(text)
+        for text in (
+            body.instructions,
+            body.system,
+            body.systemInstruction,
+            body.messages,
+            body.prompt,
+            body.input,
+            body.contents,
+        )
+    ]
     check_meaning(raw, (*texts, bytes(body.tools)))
     return RequestBody(
         raw=raw,
         model=model,
-        stream=bool(body.stream) if APIS.get(path) != OLLAMA else body.stream is not False,
+        stream=stream,
         include_usage=None if options is None else options.include_usage,
         priority=body.priority or 0,
         prompt=b"".join(texts),
@@ -170,9 +192,10 @@ def _session(body: _Body) -> str | None:
 def _most_output(body: _Body) -> int | None:
     """What is malformed is left to the server."""
     limits = [*map(bytes, (body.max_completion_tokens, body.max_tokens, body.max_output_tokens))]
-    if body.options:
+    if given := body.options or body.generationConfig:
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            limits.append(bytes(_decode_options(body.options).num_predict).lstrip(b"0"))  # 0: what fits
+            options = _decode_options(given)
+            limits += [bytes(each).lstrip(b"0") for each in (options.num_predict, options.maxOutputTokens)]
     return max((int(raw) for raw in limits if len(raw) < 16 and raw.isdigit()), default=None)
 
 

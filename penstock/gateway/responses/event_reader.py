@@ -26,6 +26,8 @@ _find_output = re.compile(
 _find_finish = re.compile(rb'"finish_reason"\s*:\s*"[^"]').search
 _find_failure = re.compile(rb'"finish_reason"\s*:\s*"error"').search
 """Finds a choice that has failed. Texts have their quotes escaped."""
+_find_part = re.compile(rb'"text"\s*:\s*"[^"]|"functionCall"').search
+"""Finds output of Gemini's."""
 _replace_numbers = re.compile(rb"(?<=[:,\[ ])(?:NaN|-?Infinity)(?=\s*[,\]}])").sub
 _replace_surrogates = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}").sub
 
@@ -100,6 +102,9 @@ class _Event(msgspec.Struct, gc=False):
     item: msgspec.Raw = msgspec.Raw()
     message: msgspec.Raw = msgspec.Raw()
     content_block: msgspec.Raw = msgspec.Raw()
+    # Gemini's
+    candidates: msgspec.Raw = msgspec.Raw()
+    usageMetadata: msgspec.Raw = msgspec.Raw()
 
 
 class _LooseEvent(msgspec.Struct, gc=False):
@@ -116,6 +121,8 @@ class _LooseEvent(msgspec.Struct, gc=False):
     item: msgspec.Raw = msgspec.Raw()
     message: msgspec.Raw = msgspec.Raw()
     content_block: msgspec.Raw = msgspec.Raw()
+    candidates: msgspec.Raw = msgspec.Raw()
+    usageMetadata: msgspec.Raw = msgspec.Raw()
 
 
 class _Reply(msgspec.Struct, gc=False):
@@ -131,6 +138,16 @@ class _Reply(msgspec.Struct, gc=False):
     # Ollama's
     prompt_eval_count: Any = None
     eval_count: Any = None
+    usageMetadata: msgspec.Raw = msgspec.Raw()
+
+
+class _UsageMetadata(msgspec.Struct, gc=False):
+    """Gemini's."""
+
+    promptTokenCount: int | None = None
+    candidatesTokenCount: int | None = None
+    thoughtsTokenCount: int | None = None
+    cachedContentTokenCount: int | None = None
 
 
 _json = msgspec.json.Decoder(msgspec.Raw)
@@ -142,6 +159,7 @@ _response = msgspec.json.Decoder(_Response)
 _block = msgspec.json.Decoder(_Block)
 _usage = msgspec.json.Decoder(UsageFields)
 _choices = msgspec.json.Decoder(list[_Choice])
+_metadata = msgspec.json.Decoder(_UsageMetadata)
 _bare_error = msgspec.json.Decoder(_BareError)
 _first_of_list = re.compile(rb"\s*\[\s*\{").match
 _errors = msgspec.json.Decoder(list[_Reply])
@@ -202,6 +220,13 @@ def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
                 return EMPTY_EVENT
     if event is None:
         event = _decode(_read_loosely, data)
+    if event.candidates or event.usageMetadata:
+        candidates = bytes(event.candidates)
+        return ParsedEvent(
+            tokens=bool(_find_part(candidates)),
+            usage=_read_metadata(event.usageMetadata),
+            finish=b'"finishReason"' in candidates,
+        )
     if event.choices is None and (kind := _text(event.type) or name.decode(errors="replace")):
         if not kind.startswith(_NAMES) and (error := _itself(data)) is not None:
             return ParsedEvent(error=error)
@@ -223,7 +248,9 @@ def read_reply(body: bytes) -> ParsedEvent:
     elif error is None and not reply.choices:
         error = _itself(body, reply=True)
     usage = _shaped(_usage, reply.usage)
-    if reply.eval_count is not None and usage is None:
+    if reply.usageMetadata:
+        usage = _read_metadata(reply.usageMetadata)
+    elif reply.eval_count is not None and usage is None:
         usage = UsageFields(prompt_tokens=reply.prompt_eval_count, completion_tokens=reply.eval_count)
     return ParsedEvent(usage=usage, error=error, end=True, response_id=response_id, deferred=deferred)
 
@@ -282,6 +309,8 @@ def _read_loosely(data: bytes) -> _Event:
         item=loose.item,
         message=loose.message,
         content_block=loose.content_block,
+        candidates=loose.candidates,
+        usageMetadata=loose.usageMetadata,
     )
 
 
@@ -302,7 +331,20 @@ def _read_reply(body: bytes) -> _Reply:
     except msgspec.ValidationError:
         _json.decode(body)
         replies = _shaped(_errors, msgspec.Raw(body)) if _first_of_list(body) else None  # as Gemini writes it
-        return replies[0] if replies else _Reply()
+        return replies[-1] if replies else _Reply()
+
+
+def _read_metadata(raw: msgspec.Raw) -> UsageFields | None:
+    counts = _shaped(_metadata, raw)
+    if counts is None or counts.promptTokenCount is None:
+        return None
+    thoughts = counts.thoughtsTokenCount or 0
+    return UsageFields(
+        prompt_tokens=counts.promptTokenCount,
+        completion_tokens=(counts.candidatesTokenCount or 0) + thoughts,
+        prompt_tokens_details={"cached_tokens": counts.cachedContentTokenCount or 0},
+        completion_tokens_details={"reasoning_tokens": thoughts},
+    )
 
 
 def _shaped(decoder: msgspec.json.Decoder[Shape], raw: msgspec.Raw) -> Shape | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.generation.dialect import EventContent
 from penstock.generation.parsers.message import MessageFormat
@@ -14,7 +14,7 @@ from penstock.streaming.stream import StreamError
 class TranslatedReply(Protocol):
     """What of a :class:`~penstock.generation.dialect.ReplyFormat` the output of another server needs."""
 
-    keep_alive: ClassVar[bytes]
+    keep_alive: bytes
 
     def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
         """The opening events."""

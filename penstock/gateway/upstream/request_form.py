@@ -14,7 +14,7 @@ from penstock.gateway.upstream.exchange import REPLACED
 from penstock.http.access_keys import CLIENT_KEYS
 from penstock.http.http2.header_blocks import encode_fields
 
-CREDENTIALS = (*CLIENT_KEYS, b"x-goog-api-key", b"cookie")
+CREDENTIALS = (*CLIENT_KEYS, b"cookie")
 """Headers by which clients prove who they are."""
 OF_PROXIES = (
     b"forwarded",

@@ -18,6 +18,11 @@ RELAYED = [
     "POST /api/chat",
     "POST /api/generate",
     "POST /api/show",
+    "POST /v1beta/models/org/m:8b:generateContent",
+    "POST /v1/models/m:streamGenerateContent",
+    "POST /v1beta/models/m:countTokens",
+    "GET /v1beta/models",
+    "GET /v1beta/models/m",
     "GET /api/tags",
     "GET /api/ps",
     "GET /api/version",
@@ -44,6 +49,11 @@ RELAYED = [
 ]
 ADMINISTERS = [
     "POST /api/pull",
+    "POST /v1beta/models/m:tune",
+    "POST /v1beta/models/../../sleep;x:generateContent",
+    "POST /v1beta/models/a/../../../sleep/x:generateContent",
+    "POST /v1beta/models/%2e:generateContent",
+    "DELETE /v1beta/models/m",
     "DELETE /api/delete",
     *(f"POST {path}" for path in sorted(ADMINISTRATIVE)),
     # vLLM

@@ -57,6 +57,8 @@ class Reply(NamedTuple):
         """What an error has besides its message."""
         if self.body.startswith(b'{"error":"'):  # Ollama's
             return set()
+        if self.body.startswith(b'{"error":{"code":'):  # Google's
+            return {"code", "status"}
         return {"type"} if self.anthropic else {"type", "param", "code"}
 
 

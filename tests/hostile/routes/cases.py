@@ -22,7 +22,10 @@ from tests.hostile.routes.values import BIG_BYTES, fields_of, json_object, typed
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES, TOKENS = "/v1/responses", "/v1/messages", "/inference/v1/generate"
-REQUESTS: dict[str, type[msgspec.Struct]] = {each.route.path: each.request for each in DESCRIPTIONS} | {
+GEMINI = "/v1beta/models/penstock-demo:generateContent"
+REQUESTS: dict[str, type[msgspec.Struct]] = {
+    each.route.path.replace("{model}", "penstock-demo"): each.request for each in DESCRIPTIONS
+} | {
     MessagesTokenCounter.path: CountTokensRequest,
     "/v1/chat/completions/derender": DerenderChatRequest,
     "/v1/completions/derender": DerenderCompletionRequest,
@@ -51,6 +54,7 @@ _BASE: dict[str, dict[str, Any]] = {
     "/generate": {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 3}},
     "/api/chat": {"messages": _MESSAGES, "options": {"num_predict": 3}},
     "/api/generate": {"prompt": "Count.", "options": {"num_predict": 3}},
+    GEMINI: {"contents": [{"parts": [{"text": "Count."}]}], "generationConfig": {"maxOutputTokens": 3}},
     "/tokenize": {"prompt": "Count."},
     "/detokenize": {"tokens": [1, 2]},
 }
