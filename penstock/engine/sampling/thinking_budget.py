@@ -44,6 +44,8 @@ class ThinkingBudgets:
         self._kind = np.zeros(table.size, np.int32)
         self._kinds: dict[int, Kind] = {}
         self._users: Counter[int] = Counter()
+        self._is_last = np.zeros(1, np.bool_)
+        """By token: whether it is the last one of a mark; the last entry, False, is that of all beyond."""
 
     # -- streams come and go
 
@@ -54,6 +56,9 @@ class ThinkingBudgets:
         if number is None:
             number = max(self._kinds, default=-1) + 1
             self._kinds[number] = kind
+            lasts = [marks[-1] for known in self._kinds.values() for marks in (*known[0], *known[1])]
+            self._is_last = np.zeros(max(lasts) + 2, np.bool_)
+            self._is_last[lasts] = True
         self._users[number] += 1
         self._kind[slot], self._budget[slot] = number, thinking.budget
         base = int(self._table.base[slot])
@@ -165,6 +170,11 @@ class ThinkingBudgets:
     def _step(self, state: I32, slots: Slots, length: I32) -> None:
         """Advance ``state`` int32[n, 4] by the last of ``length`` tokens."""
         token = self._table.history[slots, length - 1]
+        forces = np.count_nonzero(state[:, NEXT] != FREE)
+        if not forces and not np.count_nonzero(self._is_last.take(token, mode="clip")):
+            state[:, USED] += state[:, INSIDE]
+            self._note_limit(state, slots, length)
+            return
         obeys = (state[:, NEXT] != FREE) & (token == self._forced(state, slots))
         state[:, NEXT] = np.where(obeys, state[:, NEXT] + 1, FREE)
         inside = state[:, INSIDE] != 0
