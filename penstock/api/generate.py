@@ -302,6 +302,7 @@ class GenerationRoutes:
             found = await looking
             self._check_open()
             size = len(body) + found.size
+            info = info._replace(turn=self.turns.go_on(info.tenant, found.conversation, size))
             return await self._plan_anywhere(request, size, dialect, body, info, found)
 
     def _work(

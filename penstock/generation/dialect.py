@@ -68,6 +68,11 @@ class LookedUp(Protocol):
         """Bytes that the plan has to read."""
         ...
 
+    @property
+    def conversation(self) -> str | None:
+        """A name of the conversation that the request continues, which only its clients know."""
+        ...
+
 
 class EventContent(msgspec.Struct, gc=False):
     """What one event of a choice has: all that the request asked for."""

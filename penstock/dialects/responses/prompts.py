@@ -58,6 +58,11 @@ class Found(NamedTuple):
     size: int
     """Bytes to read besides the body."""
 
+    @property
+    def conversation(self) -> str | None:
+        """The id of its first response."""
+        return self.chain[0].id if self.chain else None
+
 
 class _References(msgspec.Struct):
     """The fields of a body that name stored things."""
@@ -161,7 +166,7 @@ class ResponsePrompts:
         )
         choice = tools.named_here(choice)
         summaries = self.summaries(info)
-        conversation = _conversation(processor, request, items, found, summaries)
+        conversation = _conversation(processor, request, items, found, summaries, info.turn)
         kept: list[InputItem] = []
         render = self._render(request, choice, None)
         if compacts:
@@ -228,6 +233,15 @@ def _own_items(request: ResponseRequest, found: Found) -> list[InputItem]:
     return [found.items.get(item.id or "", item) if item.type == "item_reference" else item for item in given]
 
 
+def _decoded(stored: StoredResponse) -> tuple[list[InputItem], list[InputItem]]:
+    """The items of a stored response, and of its output."""
+    return _decode_items(stored.input), _decode_output(stored.body).output
+
+
+def _key(stored: StoredResponse) -> tuple[str, int, int]:
+    return stored.id, len(stored.input), len(stored.body)
+
+
 def _stored_items(found: Found) -> list[InputItem]:
     return [
         item
@@ -242,13 +256,16 @@ def _conversation(
     items: list[InputItem],
     found: Found,
     summaries: Summaries,
+    turn: NextTurn | None,
 ) -> Conversation:
     conversation = Conversation(processor.unsupported_content(), summaries=summaries)
     if request.instructions:
         conversation.append(Message(role="system", content=request.instructions))
     for stored in found.chain:
-        conversation.add(_decode_items(stored.input), f"{stored.id}.input")
-        conversation.add(_decode_output(stored.body).output, f"{stored.id}.output")
+        read = partial(_decoded, stored)
+        given, output = read() if turn is None else turn.stored(_key(stored), read)
+        conversation.add(given, f"{stored.id}.input")
+        conversation.add(output, f"{stored.id}.output")
     conversation.add(items, "input")
     if not conversation.messages:
         raise ApiError(400, "input must have at least one item.", param="input")

@@ -11,8 +11,9 @@ import re
 import secrets
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
 
@@ -59,6 +60,8 @@ class KeptTurn:
     """No less than the strings, lists and objects of the messages."""
     probes: list[tuple[int, bytes]] = field(default_factory=list)
     """Ends of some messages and the bytes before them."""
+    stored: dict[Hashable, Any] = field(default_factory=dict)
+    """Parts of it that the server has stored."""
     conversation: Any = None
     """As it was rendered (:class:`~penstock.generation.prompt.renderer.KeptConversation`)."""
     text: str = ""
@@ -101,6 +104,18 @@ class TurnMemory:
         """The turn of a body of so many bytes; None: it is not kept."""
         return NextTurn(self, tenant or "") if MIN_BODY <= size < self.max_bytes else None
 
+    def go_on(self, tenant: str | None, conversation: str | None, size: int) -> NextTurn | None:
+        """The turn of a conversation that clients continue by a name of the server's, which nobody else
+        knows; None: it has none, or it is not kept. ``size``: bytes of the whole conversation."""
+        if conversation is None or not MIN_BODY <= size < self.max_bytes:
+            return None
+        turn = NextTurn(self, tenant or "")
+        session = blake2b(f"{tenant or ''} {conversation}".encode(), digest_size=16).digest()
+        with self._lock:
+            _, before = self._turns.get(session, (None, None))
+        turn.go_on(session, before)
+        return turn
+
     def find(self, scope: Scope, body: bytes, start: int) -> tuple[KeptTurn, int] | None:
         """The turn that a body goes on with, whose messages begin at ``start``, and how many of its messages
         the two have in common."""
@@ -124,6 +139,7 @@ class TurnMemory:
         if turn.size > self.max_bytes:
             return
         with self._lock:
+            self._forget(turn.session)
             if before is not None:
                 self._forget(before.session)
             self._turns[turn.session] = scope, turn
@@ -156,7 +172,7 @@ class NextTurn:
         self._memory = memory
         self._tenant = tenant
         self._scope: Scope | None = None
-        self._replaces = False
+        self._replaces = self._named = False
         self.salt = ""
         """The request's cache salt."""
         self.before: KeptTurn | None = None
@@ -166,9 +182,16 @@ class NextTurn:
         self.prefix: KnownPrefix | None = None
         """What the prompt has in common with the one before; None: nothing, or it is not known yet."""
 
+    def go_on(self, session: bytes, before: KeptTurn | None) -> None:
+        """Go on with the turn before of a conversation that has a name."""
+        self._named, self._scope, self._replaces = True, (self._tenant, "", session), True
+        self.before, self.turn = before, KeptTurn(session)
+
     def find(self, kind: str, body: bytes, start: int) -> Kept | None:
         """What the messages of ``body``, which begin at ``start``, have in common with the turn before.
         ``kind``: the type of the request."""
+        if self._named:
+            return None
         self._scope = self._tenant, kind, _salt(body, start)
         found = self._memory.find(self._scope, body, start)
         if found is None:
@@ -184,6 +207,8 @@ class NextTurn:
 
     def learn(self, body: bytes, start: int, ends: list[int], decoded: list[Any], parts: int) -> None:
         """The body's messages. ``ends``: where those behind the ones of the turn before end in the body."""
+        if self._named:
+            return
         known = len(decoded) - len(ends)
         before = [] if self.before is None else self.before.ends[:known]
         ends = before + [end - start for end in ends]
@@ -194,6 +219,15 @@ class NextTurn:
         keeps = self.before is not None and self._replaces
         session = self.before.session if self.before is not None and keeps else secrets.token_bytes(16)
         self.turn = KeptTurn(session, items, ends, list(decoded), parts, probes)
+
+    def stored(self, key: Hashable, read: Callable[[], Any]) -> Any:
+        """What ``read`` gives for a part of the conversation that the server has stored under ``key``, and
+        that never changes; it is kept as long as the conversation goes on with it."""
+        if self.turn is None or not self._named:
+            return read()
+        known = {} if self.before is None else self.before.stored
+        value = self.turn.stored[key] = known[key] if key in known else read()
+        return value
 
     # -- the prompt
 
@@ -231,13 +265,13 @@ class NextTurn:
         """Keep the turn for the next one."""
         self._memory.count(hit=self.before is not None)
         turn, scope = self.turn, self._scope
-        if turn is None or scope is None or scope[2] != self.salt.encode():
+        if turn is None or scope is None or not (self._named or scope[2] == self.salt.encode()):
             return
         widest = 4 if not turn.text.isascii() else 1
         turn.size = (
             TURN_BYTES
-            + 2 * len(turn.items)
-            + ITEM_BYTES * len(turn.ends)
+            + 2 * (len(turn.items) or len(turn.text))
+            + ITEM_BYTES * (len(turn.ends) + 4 * len(turn.stored))
             + widest * len(turn.text)
             + len(turn.ids)
         )

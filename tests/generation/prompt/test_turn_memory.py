@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +14,14 @@ from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.messages.dialect import Messages
 from penstock.dialects.responses.dialect import Responses
+from penstock.dialects.responses.prompts import Found
 from penstock.generation.dialect import Dialect, RequestInfo
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.prompt_encoder import PromptEncoder, segment_marker
 from penstock.generation.prompt.turn_memory import MIN_BODY, TurnMemory
 from penstock.http.errors import ApiError
+from penstock.store.stored_response import StoredResponse
 from tests.generation.planning import tiny_input_processor, tiny_template, tiny_tokenizer
 from tests.generation.prompt.played_sessions import CHAT, MESSAGES, RESPONSES, Session
 
@@ -41,11 +44,21 @@ class Server:
         tokenizer = tiny_tokenizer()
         self.encoder = PromptEncoder(tokenizer, segment_marker(tokenizer, template))
 
-    def prompt(self, dialect: str, body: bytes, tenant: str | None = None, *, keeps: bool = True) -> Any:
-        """Text, ids and warning of a body's prompt, or its error."""
+    def prompt(
+        self,
+        dialect: str,
+        body: bytes,
+        tenant: str | None = None,
+        *,
+        keeps: bool = True,
+        found: Found | None = None,
+    ) -> Any:
+        """Text, ids and warning of a body's prompt, or its error. ``found``: what it continues."""
         turn = self.memory.begin(tenant, max(len(body), MIN_BODY)) if keeps else None
+        if found is not None:
+            turn = self.memory.go_on(tenant, found.conversation, MIN_BODY) if keeps else None
         try:
-            plan = self.dialects[dialect].plan(body, RequestInfo(tenant=tenant, turn=turn))
+            plan = self.dialects[dialect].plan(body, RequestInfo(tenant=tenant, turn=turn), found)
         except ApiError as error:
             return str(error), error.param, error.status
         [text] = plan.prompts
@@ -146,6 +159,27 @@ def test_messages_are_not_changed_by_what_is_made_of_them(server: Server) -> Non
     *_, warning, _ = server.prompt(CHAT, chat([image, *said(4)]))
     assert server.memory.hits == 1
     assert "cannot see images" in warning
+
+
+def stored(number: int, previous: str | None, items: list[dict[str, Any]]) -> StoredResponse:
+    reply = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
+    body, given = json.dumps({"output": [reply]}).encode(), json.dumps(items).encode()
+    return StoredResponse(f"resp_{number}", "", 0.0, "completed", body, given, previous, "m")
+
+
+def test_a_response_goes_on_with_the_turn_that_it_continues(server: Server) -> None:
+    for seed in range(10):
+        chain: list[StoredResponse] = []
+        for body in Session(RESPONSES, seed).bodies(5):
+            with contextlib.suppress(json.JSONDecodeError):
+                fields = json.loads(body)
+                body = json.dumps(fields | {"input": fields["input"][-3:]}).encode()
+                found = Found(chain, {}, 0)
+                kept = server.prompt(RESPONSES, body, found=found)
+                assert kept == server.prompt(RESPONSES, body, found=found, keeps=False)
+                previous = chain[-1].id if chain else None
+                chain = [*chain, stored(10 * seed + len(chain), previous, fields["input"][-3:])]
+    assert server.memory.hits > server.memory.misses > 0
 
 
 def test_memory_is_bounded_and_the_longest_unused_turn_goes_first() -> None:
