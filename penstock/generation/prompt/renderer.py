@@ -16,7 +16,7 @@ from penstock.generation.prompt.template_probe import probe
 from penstock.generation.prompt.template_rules import PlainMessage, TemplateRules
 from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.generation.prompt.turns import arranged
-from penstock.generation.request.schemas import Message, Tool
+from penstock.generation.request.schemas import Message, Tool, ToolCall
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -54,14 +54,16 @@ class ConversationRenderer:
         common with the turn before is taken from there; the others: see :meth:`ChatTemplate.render`. Raises
         ApiError."""
         rules = self.rules(tools=bool(tools))
-        in_order = arranged(messages, rules, stable=stable, format=self._format)
         kept = turn is not None and rules.before_calls is None and not continue_final_message
+        before = None if turn is None or not kept else turn.conversation
+        known = [] if before is None else before.known(messages, rules)
+        in_order = arranged(messages, rules, stable=stable, format=self._format, known=known)
         before_calls: list[str] = []
         if turn is None or not kept:
             plain, rendering = conversation(in_order, rules, before_calls), None
         else:
-            before = turn.conversation
-            known = [] if before is None else before.known(in_order, rules)
+            if in_order is not messages:
+                known = [] if before is None else before.known(in_order, rules)
             plain = conversation(in_order, rules, known=known)
             rendering = Rendering(None if before is None else before.loop)
         prompt = self.template.render(
@@ -102,6 +104,13 @@ def _same(one: Message, other: Message) -> bool:
     """Whether two messages are spelled alike; 1, 1.0 and true are equal, but no template spells them so."""
     if one is other:
         return True
-    if one.tool_calls or type(one.content) is list:
+    if one != other:
+        return False
+    if type(one.content) is list or not all(map(_has_text, one.tool_calls or ())):
         return _encode(one) == _encode(other)
-    return one == other
+    return True
+
+
+def _has_text(call: ToolCall) -> bool:
+    """Whether the arguments of a call are a text."""
+    return call.function is not None and type(call.function.arguments) is str

@@ -172,7 +172,9 @@ class NextTurn:
         self._memory = memory
         self._tenant = tenant
         self._scope: Scope | None = None
-        self._replaces = self._named = False
+        self._replaces = False
+        self.named = False
+        """Whether its conversation has a name of the server's."""
         self.salt = ""
         """The request's cache salt."""
         self.before: KeptTurn | None = None
@@ -184,14 +186,12 @@ class NextTurn:
 
     def go_on(self, session: bytes, before: KeptTurn | None) -> None:
         """Go on with the turn before of a conversation that has a name."""
-        self._named, self._scope, self._replaces = True, (self._tenant, "", session), True
+        self.named, self._scope, self._replaces = True, (self._tenant, "", session), True
         self.before, self.turn = before, KeptTurn(session)
 
     def find(self, kind: str, body: bytes, start: int) -> Kept | None:
         """What the messages of ``body``, which begin at ``start``, have in common with the turn before.
         ``kind``: the type of the request."""
-        if self._named:
-            return None
         self._scope = self._tenant, kind, _salt(body, start)
         found = self._memory.find(self._scope, body, start)
         if found is None:
@@ -207,8 +207,6 @@ class NextTurn:
 
     def learn(self, body: bytes, start: int, ends: list[int], decoded: list[Any], parts: int) -> None:
         """The body's messages. ``ends``: where those behind the ones of the turn before end in the body."""
-        if self._named:
-            return
         known = len(decoded) - len(ends)
         before = [] if self.before is None else self.before.ends[:known]
         ends = before + [end - start for end in ends]
@@ -223,7 +221,7 @@ class NextTurn:
     def stored(self, key: Hashable, read: Callable[[], Any]) -> Any:
         """What ``read`` gives for a part of the conversation that the server has stored under ``key``, and
         that never changes; it is kept as long as the conversation goes on with it."""
-        if self.turn is None or not self._named:
+        if self.turn is None or not self.named:
             return read()
         known = {} if self.before is None else self.before.stored
         value = self.turn.stored[key] = known[key] if key in known else read()
@@ -265,7 +263,7 @@ class NextTurn:
         """Keep the turn for the next one."""
         self._memory.count(hit=self.before is not None)
         turn, scope = self.turn, self._scope
-        if turn is None or scope is None or not (self._named or scope[2] == self.salt.encode()):
+        if turn is None or scope is None or not (self.named or scope[2] == self.salt.encode()):
             return
         widest = 4 if not turn.text.isascii() else 1
         turn.size = (

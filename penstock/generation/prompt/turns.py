@@ -24,7 +24,13 @@ from penstock.generation.prompt.conversation import (
     message_text,
     reasoning_of,
 )
-from penstock.generation.prompt.template_rules import CALLS, START, SYSTEM_ROLES, TemplateRules
+from penstock.generation.prompt.template_rules import (
+    CALLS,
+    START,
+    SYSTEM_ROLES,
+    PlainMessage,
+    TemplateRules,
+)
 from penstock.generation.request.schemas import Message, ToolCall
 
 NO_RESULT = "(no result)"
@@ -37,13 +43,14 @@ def arranged(
     *,
     stable: bool = False,
     format: Section | None = None,
+    known: Sequence[PlainMessage] = (),
 ) -> Sequence[Message]:
     """The turns as the template takes them. ``stable``: system text may not change what precedes it; at the
     start of a conversation it is one message. ``format``: how the model writes calls, if that is known.
-    Raises ApiError."""
+    ``known``: the first messages as dictionaries, if they have been made before. Raises ApiError."""
     if not _needs_arrangement(messages, rules, stable):
         return messages
-    conversation(messages, rules)  # raises errors, which name fields by their places in the request
+    conversation(messages, rules, known=known)  # errors name fields by their places in the request
     if not rules.empty_answers:
         messages = [*filter(_says, messages[:-1]), messages[-1]]
     turns = [*_calls_arranged(messages, rules, format)]

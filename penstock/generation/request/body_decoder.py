@@ -97,7 +97,7 @@ class BodyDecoder(Generic[Request]):
     def decode(self, body: bytes, turn: NextTurn | None = None) -> Request:
         """The request in ``body``. ``turn``: of a conversation, whose known messages are not decoded again.
         Raises ApiError."""
-        if turn is not None and self._conversations is not None:
+        if turn is not None and not turn.named and self._conversations is not None:
             return self._conversations.decode(body, turn)
         request = self.decode_whole(body)
         if self._once:
