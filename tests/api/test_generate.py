@@ -175,7 +175,7 @@ def test_a_long_stored_conversation_is_planned_in_a_thread(size: int, inline: bo
 
     class Continuing(Completions):
         async def _find(self) -> Any:
-            return SimpleNamespace(size=size)
+            return SimpleNamespace(size=size, conversation=None)
 
         def look_up(self, body: bytes, info: RequestInfo) -> Any:
             return self._find()
