@@ -14,11 +14,6 @@ from tests.integration.clients import Streams
 from tests.integration.server import Server, wait_until
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}<think>"
-SCRIPT = """
-rules:
-- match: {text: answer}
-  reply: {reasoning: "One, two, three, four, five, six, seven.", text: "It is 42."}
-"""
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
 
 
@@ -30,7 +25,6 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     raw.add_tokens([AddedToken(text, special=False) for text in ("<think>", "</think>")])
     raw.save(str(directory / "tokenizer.json"))
     (directory / "template.jinja").write_text(TEMPLATE)
-    (directory / "script.yaml").write_text(SCRIPT)
     own = ["--engine", "synthetic", "--tokenizer", str(directory), "--served-model-name", "m"]
     own += ["--chat-template", str(directory / "template.jinja"), "--reasoning-parser", "think"]
     return [*own, "--reasoning-effort-map", '{"low": 3}']
@@ -92,16 +86,3 @@ def test_the_count_survives_a_killed_engine(server: Server, options: list[str]) 
     end = Tokenizer.from_file(f"{options[3]}/tokenizer.json").token_to_id("</think>")
     assert [ids.index(end) for ids in undisturbed] == [23 * seed for seed in range(8)]
     assert server.metric("penstock:streams_interrupted_total", outcome="resumed") > 0
-
-
-def test_a_scripted_reply_goes_on_after_its_reasoning(options: list[str], tmp_path: Any) -> None:
-    script = options[3] + "/script.yaml"
-    with Server(*options, "--synthetic-script", script, directory=tmp_path) as server:
-        messages = [{"role": "user", "content": "answer"}]
-        whole = asked(server, messages=messages)["choices"][0]["message"]
-        body = asked(server, messages=messages, thinking_token_budget=4)
-        message = body["choices"][0]["message"]
-        assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
-        assert whole["content"] == message["content"] == "It is 42."
-        assert whole["reasoning"].startswith(message["reasoning"])
-        assert asked(server, messages=messages, thinking_token_budget=99)["choices"][0]["message"] == whole

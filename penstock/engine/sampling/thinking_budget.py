@@ -28,6 +28,11 @@ FREE = -1
 """In place of a forced token or its index: the token is the model's."""
 
 
+MIN_SEARCHED = 64
+"""Tokens at a prompt's end that are searched for marks first: templates open reasoning there. Then four times
+as many, up to all."""
+
+
 class ThinkingBudgets:
     """The reasoning of the slots' streams. Tokens are those between a start and an end.
 
@@ -221,21 +226,28 @@ class ThinkingBudgets:
 
 def reasoning_before(prompt: I32, limit: ThinkingLimit) -> tuple[bool, int]:
     """Whether an output begins in reasoning, and the tokens of it that the prompt has."""
-    start = _last(prompt, limit.starts)
-    inside = start > _last(prompt, limit.ends) if limit.opened is None else limit.opened
-    return inside, len(prompt) - start if inside and start else 0
+    if limit.opened is False:
+        return False, 0
+    size = MIN_SEARCHED
+    while True:
+        end = prompt[-size:]
+        start, close = _last(end, limit.starts), 0 if limit.opened else _last(end, limit.ends)
+        if start or close or size >= len(prompt):
+            break
+        size *= 4
+    inside = start > close if limit.opened is None else limit.opened
+    return inside, len(end) - start if inside and start else 0
 
 
 def _last(tokens: I32, sequences: Sequence[Marks]) -> int:
     """Number of ``tokens`` up to the end of the last of ``sequences`` in them; 0: none is there."""
     last = 0
     for marks in sequences:
-        size = len(marks)
-        hits = tokens[size - 1 :] == marks[-1]
+        first = len(marks) - 1
+        hits = np.flatnonzero(tokens[first:] == marks[-1])
         for offset, mark in enumerate(marks[:-1]):
-            hits &= tokens[offset : len(tokens) - size + 1 + offset] == mark
-        found = np.flatnonzero(hits)
-        last = max(last, int(found[-1]) + size if len(found) else 0)
+            hits = hits[tokens[hits + offset] == mark]
+        last = max(last, int(hits[-1]) + len(marks) if len(hits) else 0)
     return last
 
 
