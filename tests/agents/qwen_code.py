@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ RESULT = '"type":"tool_result"'
 
 
 def environ(url: str, key: str, home: Path) -> dict[str, str]:
-    """The variables of docs/agents.md, and one that lets it run without a warning."""
+    """The variables of docs/agents.md, one that lets it run without a warning, and a context of which it
+    compacts what is in it."""
+    (home / ".qwen").mkdir(exist_ok=True)
+    settings = {"model": {"generationConfig": {"contextWindowSize": 64_000}}}
+    (home / ".qwen" / "settings.json").write_text(json.dumps(settings))
     return {
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": key,

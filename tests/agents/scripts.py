@@ -53,6 +53,7 @@ def tasks(agent: str, tools: Tools, *, reload: str, long_report: str) -> list[di
             report("42 and 3.", (shell, "42")),
         ),
         *task(f"{agent}-kill", read, report(long_report, has_read, pace={"token-ms": 30})),
+        *long_task(f"{agent}-long", tools, reload=reload, long_report=long_report),
         *task(
             f"{agent}-reload",
             call(run(reload)),
@@ -62,19 +63,43 @@ def tasks(agent: str, tools: Tools, *, reload: str, long_report: str) -> list[di
     ]
 
 
-NOTED = "The speed is 3, as I noted."
+STEPS = 20
+"""Turns of the long task with a command, each of which writes a line into steps.txt."""
+COMPACTED = "All steps are done, some before a summary."
+"""The report of an agent that has compacted its conversation."""
 
 
-def long_task(name: str, work: Call, asked: str) -> list[dict[str, Any]]:
-    """The rules of a task whose conversation grows until its client has it summarized. ``asked``: what the
-    request for the summary says."""
-    summary = f"<summary>Goal: {name}. NOTED: speed = 3.</summary>"
-    written = [{"name": work[0], "arguments": work[1]}]
-    return [
-        {"match": {"prompt": rf"{name}\b", "text": asked}, "reply": {"text": summary}},
-        {"match": {"prompt": rf"Goal: {name}\. NOTED"}, "reply": {"text": NOTED}},
-        {"match": {"prompt": rf"{name}\b"}, "times": 20, "reply": {"text": "I look.", "calls": written}},
-    ]
+def long_task(name: str, tools: Tools, *, reload: str, long_report: str) -> list[dict[str, Any]]:
+    """A task of many turns: the second streams for a while, in the eighth the API servers are replaced, and
+    outputs are long: when the conversation is summarized is the agent's business, the summary names the last
+    step."""
+
+    def run(step: int) -> str:
+        command = f"echo step-{step}. >> steps.txt; tail -n 1 steps.txt"
+        if step > 2:
+            command += "; seq -s ' ' 1 3000"
+        return f"{reload}; {command}" if step == 8 else command
+
+    def next_step(step: int) -> dict[str, Any]:
+        calls = [{"name": tools.run(run(step))[0], "arguments": tools.run(run(step))[1]}]
+        paced = {"pace": {"token-ms": 30}} if step == 2 else {}
+        return {"reply": {"text": long_report if step == 2 else f"Step {step}.", "calls": calls}, **paced}
+
+    rules = []
+    for step in range(STEPS - 1, 0, -1):
+        on = f"go on after step {step}."
+        rules.append({"match": {"prompt": on, "last": "user"}, **next_step(step + 1)})
+        asked = {"prompt": rf"(?s){name}\b.*step-{step}\.", "regex": "(?i)summar|snapshot"}
+        rules.append({"match": asked, "reply": {"text": f"Work on {name}: {on}"}})
+    rules.append({"match": {"prompt": rf"{name}\b", "last": "user"}, **next_step(1)})
+    all_done = {"tool": tools.shell, "text": f"step-{STEPS}."}
+    rules.append(
+        {"match": {"prompt": rf"(?s){name}\b.*go on after", **all_done}, "reply": {"text": COMPACTED}}
+    )
+    for step in range(1, STEPS):
+        done = {"prompt": rf"{name}\b", "tool": tools.shell, "text": f"step-{step}."}
+        rules.append({"match": done, **next_step(step + 1)})
+    return rules
 
 
 def task(name: str, *turns: dict[str, Any]) -> list[dict[str, Any]]:

@@ -11,10 +11,10 @@ import pytest
 
 from tests.agents.codex import CATALOG, COMPACTS
 from tests.agents.conftest import BIN, CONFIG, LONG_REPORT, Agent, metric
-from tests.agents.scripts import NOTED
+from tests.agents.scripts import COMPACTED, STEPS
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-PROVIDER = "model_providers.penstock"
+WEBSOCKET = ("-c", "model_providers.penstock.supports_websockets=true")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
@@ -77,18 +77,35 @@ def test_codex_over_a_websocket(agent: Agent, task: str, kill_busy_engine: Calla
     before = agent.server.log.count("status=101")
     posted = agent.server.log.count("method=POST path=/v1/responses")
     after = kill_busy_engine if task == "kill" else lambda: None
-    report = agent.run(f"codex-{task}", "-c", f"{PROVIDER}.supports_websockets=true", after_result=after)
+    report = agent.run(f"codex-{task}", *WEBSOCKET, after_result=after)
     assert report == wanted.get(task, "The speed is 3.")
     assert agent.server.log.count("status=101") > before
     assert agent.server.log.count("method=POST path=/v1/responses") > posted
 
 
-@pytest.mark.parametrize("agent", ["codex", "claude"], indirect=True)
-def test_a_conversation_that_is_compacted(agent: Agent) -> None:
-    """Codex has the server write the summary, Claude Code asks for it with a message."""
-    options = [part for name, value in COMPACTS.items() for part in ("-c", f"{name}={value}")]
-    agent.environ["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = "100000"
-    assert agent.run(f"{agent.name}-long", *(options if agent.name == "codex" else ())) == NOTED
+def test_twenty_turns_a_compaction_a_killed_engine_and_replaced_api_servers(
+    agent: Agent, kill_busy_engine: Callable[[], None]
+) -> None:
+    """The client summarizes."""
+    options = ("-c", "model_auto_compact_token_limit=40000") if agent.name == "codex" else ()
+    _long_task(agent, kill_busy_engine, *options)
+
+
+@pytest.mark.parametrize("options", [(), WEBSOCKET], ids=["http", "websocket"])
+@pytest.mark.parametrize("agent", ["codex"], indirect=True)
+def test_twenty_turns_and_the_server_compacts(
+    agent: Agent, kill_busy_engine: Callable[[], None], options: tuple[str, ...]
+) -> None:
+    compacts = [part for name, value in COMPACTS.items() for part in ("-c", f"{name}={value}")]
+    _long_task(agent, kill_busy_engine, *compacts, *options)
+
+
+def _long_task(agent: Agent, kill_busy_engine: Callable[[], None], *options: str) -> None:
+    """Each step is done once, and the last reply has read the summary."""
+    steps = agent.folder / "steps.txt"
+    steps.unlink(missing_ok=True)
+    assert agent.run(f"{agent.name}-long", *options, after_result=kill_busy_engine) == COMPACTED
+    assert steps.read_text().split() == [f"step-{step}." for step in range(1, STEPS + 1)]
 
 
 @pytest.mark.parametrize("agent", ["codex"], indirect=True)
