@@ -16,7 +16,7 @@ CONFIG = """{
       "npm": "@ai-sdk/openai-compatible",
       "name": "Penstock",
       "options": {"baseURL": "{url}/v1", "apiKey": "{env:PENSTOCK_API_KEY}"},
-      "models": {"penstock-demo": {"limit": {"context": 64000, "output": 8000}}}
+      "models": {"penstock-demo": {"limit": {"context": 110000, "output": 8000}}}
     }
   },
   "small_model": "penstock/penstock-demo",

@@ -17,7 +17,7 @@ def environ(url: str, key: str, home: Path) -> dict[str, str]:
     """The variables of docs/agents.md, one that lets it run without a warning, and a context of which it
     compacts what is in it."""
     (home / ".qwen").mkdir(exist_ok=True)
-    settings = {"model": {"generationConfig": {"contextWindowSize": 64_000}}}
+    settings = {"model": {"generationConfig": {"contextWindowSize": 110_000}}}
     (home / ".qwen" / "settings.json").write_text(json.dumps(settings))
     return {
         "OPENAI_BASE_URL": f"{url}/v1",

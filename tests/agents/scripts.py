@@ -71,12 +71,12 @@ COMPACTED = "All steps are done, some before a summary."
 
 def long_task(name: str, tools: Tools, *, reload: str, long_report: str) -> list[dict[str, Any]]:
     """A task of many turns: the second streams for a while, in the eighth the API servers are replaced, and
-    outputs are long: when the conversation is summarized is the agent's business, the summary names the last
-    step."""
+    ten outputs are long. When the conversation is summarized is the agent's business: the summary names the
+    last step."""
 
     def run(step: int) -> str:
         command = f"echo step-{step}. >> steps.txt; tail -n 1 steps.txt"
-        if step > 2:
+        if 2 < step < 13:
             command += "; seq -s ' ' 1 3000"
         return f"{reload}; {command}" if step == 8 else command
 
