@@ -52,7 +52,7 @@ def parse_thinking(request: CountTokensRequest, budgets: ThinkingPolicy | None =
         variables = mapped or {}
     if given is not None and given.type == "enabled" and given.budget_tokens is not None:
         budget = given.budget_tokens
-        if budgets is not None and budgets.unavailable:  # clients send it to any model
+        if budgets is None or budgets.unavailable:  # clients send it to any model
             budget, warning = None, "thinking.budget_tokens is not applied"
     omitted = shown and given is not None and given.display == "omitted"
     return Thinking(shown, omitted, variables, budget, warning)

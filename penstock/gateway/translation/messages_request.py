@@ -67,9 +67,10 @@ def translate_messages(raw: bytes, request_id: str) -> TranslatedRequest:
         omit_thinking=thinking.omitted,
         max_tokens=request.max_tokens,
     )
+    warnings = filter(None, (thinking.warning, texts.unsupported.warning("messages")))
     return TranslatedRequest(
         fields,
         partial(MessagesReply, reply),
         MessageFormat(show_reasoning=thinking.shown),
-        texts.unsupported.warning("messages"),
+        "; ".join(warnings) or None,
     )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.gateway.translation.chat_output import MAX_ITEMS, ChatOutput, TranslationError
 from penstock.generation.parsers.delta import CallDelta, Delta, TextDelta
 from penstock.generation.parsers.message import MessageFormat
+from penstock.generation.replies.token_usage import TokenUsage
 
 CUSTOM = MessageFormat(custom=frozenset({"patch"}))
 
@@ -102,9 +103,9 @@ def test_usage() -> None:
         "completion_tokens_details": {"reasoning_tokens": 3},
     }
     output.read(json.dumps({"choices": [], "usage": usage}).encode())
-    assert output.usage == (5, 7, 4, 3)
+    assert output.usage == TokenUsage(5, 7, 4, 3)
     output.read(b'{"choices":[],"usage":{"prompt_tokens":-1,"completion_tokens":true}}')
-    assert output.usage == (5, 7, 4, 3)
+    assert output.usage == TokenUsage(5, 7, 4, 3)
 
 
 def test_a_pair_of_surrogates_that_is_cut() -> None:
