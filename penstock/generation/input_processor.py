@@ -151,14 +151,18 @@ class InputProcessor:
 
     # -- a request
 
-    def check_model(self, name: str | None) -> None:
-        """Raises ApiError for a model that is not served, or none where the server wants a name."""
+    def require_model(self, name: str | None) -> None:
+        """Of an API whose schema requires the name: raises ApiError also for none, on a strict server."""
         if name is None and self._config.strict_schema:
             raise ApiError(
                 400,
                 f"model is missing (--strict-schema). The server has {', '.join(self.model_info.names)}.",
                 param="model",
             )
+        self.check_model(name)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError for a model that is not served; None is the first one."""
         if name is not None and name not in self.model_info.names:
             self._adapter_of(name)
 

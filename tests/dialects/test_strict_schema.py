@@ -8,14 +8,19 @@ from typing import Any
 import pytest
 
 from penstock.config.serve import ServeConfig
+from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.chat.reply import ChatReply
+from penstock.dialects.completions.dialect import Completions
 from penstock.dialects.completions.reply import CompletionReply
 from penstock.dialects.openai_reply import OpenAIReply
-from penstock.http.errors import ApiError
+from penstock.dialects.tokens.derender import DerenderChat
+from penstock.dialects.tokens.dialect import TokensInOut
+from penstock.dialects.tokens.render import Render
+from penstock.http.errors import ApiError, encode_json
 from penstock.wire.frames import FinishReason
 from tests.dialects.messages import serving
 from tests.dialects.responses.test_plans import make_dialect
-from tests.generation.planning import body, chat_body, planners, tiny_tokenizer
+from tests.generation.planning import body, chat_body, planners, tiny_input_processor, tiny_tokenizer
 from tests.generation.replying import Desk, in_loop, tables_of
 
 LENIENT, STRICT = planners(), planners(ServeConfig(strict_schema=True))
@@ -79,3 +84,17 @@ def test_a_request_names_its_model(api: str) -> None:
         plan(json.dumps(fields).encode())
     assert (caught.value.status, caught.value.param) == (400, "model")
     assert model in caught.value.message
+
+
+def test_routes_of_no_schema_take_the_first_model() -> None:
+    config = ServeConfig(strict_schema=True)
+    processor = tiny_input_processor(config)
+    chat, completions = ChatCompletions(config, processor), Completions(config, processor)
+    generated: Any = {"choices": [{"index": 0, "token_ids": [5], "finish_reason": "stop"}]}
+    asked: Any = {"messages": [{"role": "user", "content": "a"}]}
+    TokensInOut(config, processor).plan(encode_json({"token_ids": [1], "sampling_params": {}}))
+    Render(chat).plan(encode_json(asked))
+    Render(completions).plan(encode_json({"prompt": "a"}))
+    DerenderChat(chat, processor).plan(encode_json({"generate_response": generated, "chat_request": asked}))
+    STRICT.tokenize(encode_json({"prompt": "a"}))
+    STRICT.detokenize(encode_json({"tokens": [5]}))

@@ -72,7 +72,7 @@ class HttpOptions:
         bool,
         option(
             "Leave null fields out of whole replies of completions and chats, but for those that OpenAI's "
-            "schemas require, and reject requests that name no model.",
+            "schemas require, and require model in completions, chats, responses and messages.",
             "HTTP server",
         ),
     ] = False

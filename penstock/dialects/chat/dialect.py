@@ -31,7 +31,9 @@ class ChatCompletions(Dialect):
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
-        return self.plan_request(self._decoder.decode(body, info.turn), info)
+        request = self._decoder.decode(body, info.turn)
+        self._processor.require_model(request.model)
+        return self.plan_request(request, info)
 
     def decode(self, body: bytes) -> ChatCompletionRequest:
         """The request in a body. Raises ApiError."""

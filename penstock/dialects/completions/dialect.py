@@ -32,7 +32,9 @@ class Completions(Dialect):
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
-        return self.plan_request(self.decode(body), info)
+        request = self.decode(body)
+        self._processor.require_model(request.model)
+        return self.plan_request(request, info)
 
     def decode(self, body: bytes) -> CompletionRequest:
         """The request in a body. Raises ApiError."""

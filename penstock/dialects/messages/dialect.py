@@ -83,7 +83,7 @@ class Messages(Dialect):
         processor = self._processor
         request = self._decoder.decode(body, info.turn)
         self._unsupported.check_fields(request)
-        processor.check_model(request.model)
+        processor.require_model(request.model)
         asked = asked_compaction(request)
         summaries = SignedSummaries(self.compaction.seals, info.tenant or "")
         conversation = _conversation(processor, request, summaries, info.turn)
@@ -246,7 +246,7 @@ class MessagesTokenCounter(TokenCounter):
 
     def prompt(self, body: bytes, info: RequestInfo, found: Any) -> CountedPrompt:
         request = self._decoder.decode(body)
-        self._processor.check_model(request.model)
+        self._processor.require_model(request.model)
         summaries = SignedSummaries(self._seals, info.tenant or "")
         text = _conversation(self._processor, request, summaries).text
         return CountedPrompt(text, add_special_tokens=False)

@@ -125,7 +125,7 @@ class Responses(Dialect):
     def _request(self, body: bytes, turn: NextTurn | None = None) -> ResponseRequest:
         request = self._decoder.decode(body, turn)
         self._unsupported.check_fields(request)
-        self._processor.check_model(request.model)
+        self._processor.require_model(request.model)
         return request
 
     def _summary_plan(

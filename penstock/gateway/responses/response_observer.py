@@ -258,6 +258,7 @@ class StreamObserver:
 
     def _read(self, event: Event, now: float) -> ParsedEvent:
         if event.data is None:
+            self._read_bare(event.raw)
             return EMPTY_EVENT
         if self._template.matches(event.raw):
             self._count_tokens(now)
@@ -291,6 +292,12 @@ class StreamObserver:
             seen.ended = True
             self._template = EventTemplate()  # without it nothing bypasses this method
         return meaning
+
+    def _read_bare(self, raw: bytes) -> None:
+        """What is no event may be an error: Gemini's clients look for it there."""
+        bare = self.known and not self.seen.ended and len(raw) <= MAX_ERROR_BYTES and raw.lstrip()[:1] == b"{"
+        if bare and (error := read_error(raw)) is not None:
+            self.seen.note_error(error)
 
     def _count_tokens(self, now: float) -> None:
         seen = self.seen

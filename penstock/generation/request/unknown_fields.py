@@ -38,11 +38,10 @@ def exact_type(type: type[msgspec.Struct]) -> type[msgspec.Struct]:
     hints = typing.get_type_hints(type, include_extras=True)
     fields: list[tuple[str, Any, Any]] = []
     for field in msgspec.structs.fields(type):
-        default = field.default
         if field.default_factory is not msgspec.NODEFAULT:
-            default = msgspec.field(default_factory=field.default_factory)
-        elif default is msgspec.NODEFAULT:
-            default = msgspec.field()
+            default = msgspec.field(default_factory=field.default_factory, name=field.encode_name)
+        else:
+            default = msgspec.field(default=field.default, name=field.encode_name)
         fields.append((field.name, _exact(hints[field.name]), default))
     return msgspec.defstruct(type.__name__, fields, bases=(type,), forbid_unknown_fields=True, kw_only=True)
 
@@ -79,9 +78,10 @@ class _Shape(NamedTuple):
 
 @functools.cache
 def _shapes(type: type[msgspec.Struct]) -> dict[str, _Shape | None]:
-    """The fields of ``type``, with the shapes of those that have objects of a known type."""
+    """The fields of ``type`` as JSON names them, with the shapes of those that have objects of a known
+    type."""
     hints = typing.get_type_hints(type)
-    return {name: _shape(hints[name]) for name in type.__struct_encode_fields__}
+    return {field.encode_name: _shape(hints[field.name]) for field in msgspec.structs.fields(type)}
 
 
 def _shape(annotation: Any) -> _Shape | None:

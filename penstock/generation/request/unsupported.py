@@ -68,8 +68,9 @@ class UnsupportedFieldCheck:
     def __init__(self, rows: tuple[UnsupportedField, ...], served: Collection[str] = ()) -> None:
         """``served``: fields of ``rows`` that this server's engine supports."""
         self._rows = rows = tuple(row for row in rows if row.field not in served)
+        names = [row.field for row in rows]
         # One call reads all fields: for a request with none of them this takes half a microsecond.
-        self._values = attrgetter(*(row.field for row in rows))
+        self._values: Callable[[Any], tuple[Any, ...]] = attrgetter(*names) if len(names) > 1 else _few(names)
         self._nothing = (None,) * len(rows)
 
     def check_fields(self, request: Any) -> None:
@@ -80,3 +81,8 @@ class UnsupportedFieldCheck:
         for row, value in zip(self._rows, values, strict=True):
             if value is not None and not row.served(value):
                 raise not_served(row.field, row.allowed)
+
+
+def _few(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """As :func:`operator.attrgetter`, which returns no tuple for one name, and takes no less."""
+    return lambda request: tuple(getattr(request, name) for name in names)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
+import pytest
 
 from penstock.gateway.responses.event_reader import read_reply
 from penstock.gateway.responses.outcome import Outcome, TransportResult, classify_outcome
@@ -44,13 +46,25 @@ def test_a_stream_however_it_is_cut() -> None:
         assert classify_outcome(TransportResult.COMPLETE, 200, seen, "/v1beta/models") is Outcome.OK
 
 
-def test_a_stream_that_fails_is_not_complete() -> None:
+@pytest.mark.parametrize("end", [b"\n\n", b"\n", b""])
+@pytest.mark.parametrize("indent", [0, 2])
+def test_a_stream_whose_server_fails(end: bytes, indent: int) -> None:
+    said = json.dumps({"error": {"code": 500, "message": "m", "status": "INTERNAL"}}, indent=indent or None)
+    failed = event({"text": "a"}) + said.encode() + end
+    for at in range(len(failed) + 1):
+        observer = StreamObserver()
+        assert observer.feed(failed[:at], 0.0) + observer.feed(failed[at:], 0.0) == failed
+        observer.finish(1.0)
+        outcome = classify_outcome(TransportResult.COMPLETE, 200, observer.seen, "/v1beta/models")
+        assert (outcome, observer.seen.error) == (Outcome.MODEL_SERVER_ERROR, "500")
+
+
+def test_a_stream_that_breaks_off_is_not_complete() -> None:
     observer = StreamObserver()
-    observer.feed(event({"text": "a"}) + b'{"error":{"code":500,"message":"m","status":"INTERNAL"}}\n\n', 0.0)
+    observer.feed(event({"text": "a"}) + b'{"no": "error"}\n\n', 0.0)
     observer.finish(1.0)
-    assert classify_outcome(TransportResult.COMPLETE, 200, observer.seen, "/v1beta/models") not in (
-        Outcome.OK,
-    )
+    outcome = classify_outcome(TransportResult.COMPLETE, 200, observer.seen, "/v1beta/models")
+    assert outcome is Outcome.NETWORK_ERROR
 
 
 def test_whole_replies_and_arrays() -> None:
