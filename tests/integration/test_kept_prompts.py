@@ -33,6 +33,13 @@ def conversations() -> list[list[list[int]]]:
     return made
 
 
+def texts_of(server: Server, bodies: list[dict[str, Any]]) -> list[str]:
+    with Streams(server.url, bodies) as streams:
+        streams.until_all_ended()
+        assert streams.failures == []
+        return streams.texts
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(*OPTIONS, directory=tmp_path_factory.mktemp("kept")) as server:
@@ -75,8 +82,8 @@ def test_chats_go_on_from_what_the_turn_before_has_made(kept: Server) -> None:
 
 def test_streams_go_on_and_turns_are_whole_once_after_a_kill(kept: Server) -> None:
     turns = [conversation[-1] for conversation in conversations()]
-    bodies = [REPLY | {"prompt": prompt, "max_tokens": 300} for prompt in turns]
-    undisturbed = [kept.complete(**body)["choices"][0]["text"] for body in bodies]
+    bodies = [REPLY | {"prompt": prompt, "max_tokens": 150} for prompt in turns]
+    undisturbed = texts_of(kept, bodies)
     with Streams(kept.url, bodies) as streams:
         streams.until_each_has(3)
         (engine,) = kept.children("engine")
@@ -86,6 +93,6 @@ def test_streams_go_on_and_turns_are_whole_once_after_a_kill(kept: Server) -> No
     wait_until(lambda: kept.metric("penstock:engine_up") == 1, 90, "the engine being up again")
     before = kept.metric("penstock:kept_prompt_hits_total")
     for _ in range(2):
-        assert [kept.complete(**body)["choices"][0]["text"] for body in bodies] == undisturbed
+        assert texts_of(kept, bodies) == undisturbed
     assert kept.metric("penstock:kept_prompt_hits_total") >= before + len(turns)
     assert kept.metric("penstock:kept_prompt_misses_total") == 0

@@ -106,7 +106,7 @@ def compare(server: Server, sessions: int, turns: int, seed: int = 0) -> None:
 
 
 def test_every_turn_has_the_prompt_of_a_server_without_a_memory(server: Server) -> None:
-    compare(server, sessions=30, turns=6)
+    compare(server, sessions=10, turns=6)
     assert server.memory.hits > server.memory.misses > 0
     assert server.known > 0
 
