@@ -240,10 +240,9 @@ class App:
         if request.dialect is None:
             route = self._patterns.route_of(path)
             request.dialect = self._dialects.get(route)
-            request.error_shape = request.dialect or self._shapes.get(route)
+            request.error_shape = request.dialect or self._shapes.get(route) or self._client_api(http)
         for dialect in self._recognizing:
             if dialect.recognizes(path, http.fields):
-                request.error_shape = request.error_shape or dialect
                 request.add_headers(*dialect.reply_headers(request.request_id))
         if self.tracing is not None and request.dialect is not None:
             request.trace = self.tracing.extract(http.headers)
@@ -261,6 +260,10 @@ class App:
         elif path not in self._page_paths:  # the page asks for the key
             request.tenant = self._keys.check(path, with_query_key(path, http.target, http.fields))
         return self._route(route, method)
+
+    def _client_api(self, http: HttpRequest) -> Dialect | None:
+        """The API whose client asks for a route that has none."""
+        return next((each for each in self.dialects if each.recognizes(http.path, http.fields)), None)
 
     def _route(self, path: str, method: str) -> Handler:
         methods = self._routes.get(path)

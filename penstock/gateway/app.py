@@ -137,7 +137,10 @@ class GatewayApp:
         try:
             incoming = await self._incoming(http, record)
             client = HttpClientConnection(http.sink, named, self._write_batch)
-            if http.method != "POST" and (listing := self._relay.router.models.reply(record)) is not None:
+            if (
+                http.method != "POST"
+                and (listing := self._relay.router.models.reply(record, http.fields)) is not None
+            ):
                 reply_with_json(client, record, listing)
             else:
                 await self._relay.run(incoming, client, record)

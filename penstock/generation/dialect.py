@@ -217,7 +217,7 @@ class Dialect(ABC):
     renders: ClassVar[bool] = False
     """Whether a request is answered by what :meth:`rendered` makes of it; nothing is generated."""
     recognizes_clients: ClassVar[bool] = False
-    """Whether this API's clients are known on all routes, by :meth:`recognizes`."""
+    """Whether replies of all routes to those whom :meth:`recognizes` knows have this API's headers."""
 
     def recognizes(self, path: str, headers: Mapping[bytes, bytes]) -> bool:
         """Whether a request for any route comes from a client of this API, which expects its headers and,

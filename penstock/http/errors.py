@@ -23,6 +23,7 @@ TYPES = {
     413: "RequestTooLargeError",
     415: "UnsupportedMediaTypeError",
     417: "ExpectationFailedError",
+    426: "UpgradeRequiredError",
     429: "RateLimitError",
     431: "RequestTooLargeError",
     500: "InternalServerError",

@@ -84,6 +84,13 @@ def test_the_listing_has_the_models_of_all() -> None:
             "small",
             4096,
         )
+        of_google = {"x-goog-api-key": "none"}
+        listed = front.client.get("/v1/models", headers=of_google).json()["models"]
+        assert [(entry["name"], entry["inputTokenLimit"]) for entry in listed][::3] == [
+            ("models/small", 4096),
+            ("models/chat", 4096),
+        ]
+        assert front.client.get("/v1/models/large", headers=of_google).json()["name"] == "models/large"
         assert front.complete(model="claude-opus-5").status_code == 200
         assert models_of(large) == ["large"]
         assert not small.calls

@@ -20,7 +20,13 @@ def test_type_and_code_can_be_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "type"), [(401, "AuthenticationError"), (429, "RateLimitError"), (599, "InternalServerError")]
+    ("status", "type"),
+    [
+        (401, "AuthenticationError"),
+        (426, "UpgradeRequiredError"),
+        (429, "RateLimitError"),
+        (599, "InternalServerError"),
+    ],
 )
 def test_type_follows_the_status(status: int, type: str) -> None:
     assert ApiError(status, "").type == type

@@ -66,6 +66,25 @@ def test_errors_of_other_apis_keep_their_shape(client: httpx.Client) -> None:
     assert "request-id" not in client.get("/v1/nothing").headers
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/api/embed", {}, None),
+        ("/v1beta/models/m:embedContent", {}, "INVALID_ARGUMENT"),
+        ("/v1beta/cachedContents", {"x-goog-api-key": "k"}, "NOT_FOUND"),
+        ("/v1/models/m:batchEmbedContents", {"x-goog-api-key": "k"}, "INVALID_ARGUMENT"),
+    ],
+)
+def test_clients_of_other_apis_read_errors_of_routes_that_are_not_served(
+    client: httpx.Client, path: str, headers: dict[str, str], status: str | None
+) -> None:
+    error = client.post(path, json={}, headers=headers).json()["error"]
+    if status is None:
+        assert error.startswith(f"No route {path}.")
+    else:
+        assert (error["status"], error.keys()) == (status, {"code", "message", "status"})
+
+
 def test_the_list_of_models_has_the_shape_that_is_asked_for(client: httpx.Client) -> None:
     assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["m", "fable"]
     listed = client.get("/v1/models", headers=VERSION).json()

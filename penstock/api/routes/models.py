@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from penstock.api.api_request import ApiRequest, Handler
-from penstock.dialects.gemini.dialect import gemini_card
+from penstock.dialects.gemini import model_list as gemini
 from penstock.dialects.messages.errors import VERSION_HEADER
 from penstock.dialects.messages.model_list import model_entry
 from penstock.dialects.messages.model_list import model_list as anthropic_list
@@ -62,8 +62,7 @@ class ModelRoutes:
         self._refresh()
         fields = request.http.fields
         if GOOGLE_KEY in fields:
-            cards = [gemini_card(card) for card in self._cards.values()]
-            await request.http.reply_json(encode_json({"models": cards}))
+            await request.http.reply_json(encode_json(gemini.model_list(self._cards.values())))
             return
         await request.http.reply_json(self._anthropic_list if VERSION_HEADER in fields else self._list)
 
@@ -73,7 +72,7 @@ class ModelRoutes:
         name = request.http.path[len(MODEL_PREFIX) :]
         card = self._card(name)
         if GOOGLE_KEY in request.http.fields:
-            shown = gemini_card(card)
+            shown = gemini.model_entry(card)
         else:
             shown = model_entry(card) if VERSION_HEADER in request.http.fields else card
         await request.http.reply_json(encode_json(shown))

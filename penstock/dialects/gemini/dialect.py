@@ -15,6 +15,7 @@ from penstock.dialects.gemini.conversation import (
     json_schema,
 )
 from penstock.dialects.gemini.errors import error_body
+from penstock.dialects.gemini.model_list import model_entry, model_list
 from penstock.dialects.gemini.reply import GeminiFields, GeminiReply
 from penstock.dialects.gemini.request_schema import (
     UNSUPPORTED_CONFIG,
@@ -37,6 +38,7 @@ from penstock.generation.dialect import (
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import RequestPlan
 from penstock.generation.request.schemas import JsonSchemaFormat, ResponseFormat, StructuredOutputs, Tool
+from penstock.http.access_keys import GOOGLE_KEY
 from penstock.http.errors import ApiError, encode_json, not_served, refused
 
 PREFIX = "/v1beta/models/"
@@ -138,6 +140,9 @@ class Gemini(Dialect):
             if not self._processor.thinking.unavailable:  # of a model that does not reason there is none
                 chat.thinking_token_budget = max(budget, -1)
 
+    def recognizes(self, path: str, headers: Mapping[bytes, bytes]) -> bool:
+        return path.startswith("/v1beta/") or GOOGLE_KEY in headers
+
     def reply_format(self, plan: RequestPlan, request_id: str) -> GeminiReply:
         return GeminiReply(plan.request_id or request_id, plan.dialect_fields)
 
@@ -206,23 +211,11 @@ class GeminiModels(DescribingRoute):
 
     def reply(self, asked: AskedModels) -> bytes:
         if self.path == PREFIX.rstrip("/"):
-            return encode_json({"models": [gemini_card(card) for card in asked.cards.values()]})
-        return encode_json(gemini_card(asked.card(asked.path[len(PREFIX) :])))
+            return encode_json(model_list(asked.cards.values()))
+        return encode_json(model_entry(asked.card(asked.path[len(PREFIX) :])))
 
     def error_body(self, error: ApiError, request_id: str) -> bytes:
         return error_body(error)
 
 
 GEMINI_ROUTES = (PREFIX.rstrip("/"), PREFIX + "{model}")
-
-
-def gemini_card(card: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry of a listing; ``card``: OpenAI's."""
-    return {
-        "name": f"models/{card['id']}",
-        "version": "1",
-        "displayName": card["id"],
-        "inputTokenLimit": card["max_model_len"],
-        "outputTokenLimit": card["max_model_len"],
-        "supportedGenerationMethods": ["generateContent", "countTokens"],
-    }

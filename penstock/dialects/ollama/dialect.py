@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from penstock.config.serve import ServeConfig
@@ -117,6 +118,9 @@ class OllamaDialect(Dialect):
             include_reasoning=think is not False,
             chat_template_kwargs=None if think is None else {"enable_thinking": switch, "thinking": switch},
         )
+
+    def recognizes(self, path: str, headers: Mapping[bytes, bytes]) -> bool:
+        return path.startswith("/api/")
 
     def reply_format(self, plan: RequestPlan, request_id: str) -> OllamaReply:
         return OllamaReply(plan.request_id or request_id, plan.dialect_fields)

@@ -222,7 +222,7 @@ class ProcessorStream:
                 subset=self._subset,
             )
             router = requests.relay.router
-            if (listing := router.models.reply(record)) is not None:
+            if (listing := router.models.reply(record, self._names)) is not None:
                 return [self._answer(listing)]
             request = await router.prepare(incoming, record)
         except ApiError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from penstock.gateway.models.directory import ModelDirectory
 from penstock.gateway.models.model_cards import MAX_LISTING_BYTES, read_listing
@@ -18,6 +18,7 @@ from penstock.gateway.routing.model_steps import FallbackStep
 from penstock.gateway.routing.pick_request import PickRequest
 from penstock.gateway.upstream.exchange import Headers, UpstreamError, UpstreamRequest
 from penstock.gateway.upstream.fetch import TooLargeError, fetch
+from penstock.http.access_keys import GOOGLE_KEY
 from penstock.http.errors import ApiError
 from penstock.logging_setup import RateLimitedLog
 
@@ -106,8 +107,8 @@ class ModelLearner:
         if self.shadows is not None:
             self.shadows.copy(asked, session, request)
 
-    def reply(self, record: RequestRecord) -> bytes | None:
-        return models_reply(self.directory, record)
+    def reply(self, record: RequestRecord, fields: Container[bytes]) -> bytes | None:
+        return models_reply(self.directory, record, google=GOOGLE_KEY in fields)
 
     def forget(self, endpoint: Endpoint) -> None:
         self._due_at.pop(endpoint, None)

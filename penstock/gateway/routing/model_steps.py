@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -48,9 +48,9 @@ class FallbackChain(Protocol):
         """Send a copy of a request for the model ``asked`` elsewhere, if one is due. Does not wait."""
         ...
 
-    def reply(self, record: RequestRecord) -> bytes | None:
+    def reply(self, record: RequestRecord, fields: Container[bytes]) -> bytes | None:
         """The body of the reply to a request for a listing of the models that its caller may use; None:
-        endpoints answer it. Raises ApiError."""
+        endpoints answer it. ``fields``: the names of its headers. Raises ApiError."""
         ...
 
     def forget(self, endpoint: Endpoint) -> None:
