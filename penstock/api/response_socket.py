@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 MAX_QUEUED, MAX_QUEUED_BYTES = 16, 1 << 20
 """Messages that wait for the running response, and their bytes, from which on the connection is not read."""
+MAX_STREAM_ID = 256
+"""Characters of a stream_id, which each event of the response repeats."""
 INLINE_BYTES = 256 * 1024
 """Largest message whose type is looked for on the event loop: 0.3 ms."""
 CREATE, CANCEL = "response.create", "response.cancel"
@@ -146,8 +148,12 @@ class _Session:
 
     def _cancel(self, envelope: _Envelope) -> None:
         """End the response that runs, with what it has, if it is the one that is meant."""
-        reply = None if self._running is None else self._running.listener
-        if isinstance(reply, StreamedReply) and envelope.response_id in (None, reply.format.id):
+        if self._running is None:
+            return
+        reply = self._running.listener
+        if reply is None and envelope.response_id is None:
+            self._running.cancelled = True
+        elif isinstance(reply, StreamedReply) and envelope.response_id in (None, reply.format.id):
             reply.stop()
 
     def _next(self) -> None:
@@ -172,8 +178,11 @@ class _Session:
             try:
                 if envelope is None:
                     envelope = await asyncio.to_thread(_read, data)
-                if isinstance(envelope.stream_id, str):
-                    sink.name_lane(envelope.stream_id)
+                if isinstance(lane := envelope.stream_id, str):
+                    if len(lane) > MAX_STREAM_ID:
+                        text = f"stream_id has {len(lane)} characters; {MAX_STREAM_ID} are allowed."
+                        raise ApiError(400, text, param="stream_id")
+                    sink.name_lane(lane)
                 if envelope.type != CREATE:
                     given = shown(str(envelope.type))
                     raise ApiError(400, f"type is {given!r}; it takes {CREATE} and {CANCEL}.", param="type")
@@ -182,6 +191,8 @@ class _Session:
                 return
             del data
             await self._app(http)
+            if sink.cancelled and isinstance(sink.listener, StreamedReply):
+                sink.listener.stop()
         except Exception:
             log.exception("the application failed")
             self._socket.close(FAILED, "The server failed.")

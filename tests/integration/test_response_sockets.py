@@ -173,6 +173,7 @@ def test_responses_run_one_after_the_other(server: Server) -> None:
         ('{"type": "response.steer"}', "type"),
         ("{}", "type"),
         ("[1]", "body"),
+        ('{"type": "response.create", "input": "x", "stream_id": "%s"}' % ("x" * 257), "stream_id"),
         ('{"type": ', "body.9"),
     ],
 )
@@ -196,6 +197,16 @@ def test_a_response_is_cancelled(server: Server) -> None:
         assert (ended["status"], ended["incomplete_details"]) == ("incomplete", {"reason": "abort"})
         assert ended["usage"]["output_tokens"] < 50_000
         assert events(socket)[-1]["response"]["id"] != first["response"]["id"]
+
+
+def test_a_response_is_cancelled_before_it_begins(server: Server) -> None:
+    """Its prompt is tokenized meanwhile."""
+    with opened(server) as socket:
+        create(socket, max_output_tokens=50_000, input="Hello " * 10_000)
+        socket.send('{"type": "response.cancel"}')
+        ended = events(socket)[-1]["response"]
+        assert (ended["status"], ended["incomplete_details"]) == ("incomplete", {"reason": "abort"})
+        assert response(socket)["status"] == "incomplete"
 
 
 class OverHttp2:

@@ -29,7 +29,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 class MessageSink:
     """See :class:`penstock.http.sink.Sink`."""
 
-    __slots__ = ("_fragmented", "_lane", "_listener", "_on_complete", "_socket", "request")
+    __slots__ = ("_fragmented", "_lane", "_listener", "_on_complete", "_socket", "cancelled", "request")
 
     def __init__(self, socket: WebSocket, on_complete: Callable[[], None]) -> None:
         """``on_complete`` is called at the end of the reply."""
@@ -38,6 +38,8 @@ class MessageSink:
         """A member that every message gets, with a comma; may be empty."""
         self._on_complete = on_complete
         self._listener: Listener | None = None
+        self.cancelled = False
+        """Whether the client has cancelled the response before it began."""
         self._fragmented = False
         """Whether a message is begun and not complete."""
         self.request: HttpRequest
