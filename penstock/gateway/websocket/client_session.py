@@ -19,7 +19,7 @@ from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.upstream.exchange import Headers
-from penstock.gateway.websocket.create_message import CreateMessage, read_message
+from penstock.gateway.websocket.create_message import CreateMessage, concerns_all, read_message
 from penstock.gateway.websocket.server_message import NOT_FOUND, PREVIOUS
 from penstock.gateway.websocket.socket_sink import SocketSink
 from penstock.gateway.websocket.upstream_sockets import ResponseConnections, UpstreamSockets
@@ -92,7 +92,8 @@ class ClientSession:
         try:
             create = read_message(data)
             if create is None:
-                self._upstreams.tell(data)
+                # Later, as what came before it has begun then.
+                asyncio.get_running_loop().call_soon(self._cancel, data)
                 return
             if create.lane not in self._lanes and len(self._lanes) >= MAX_LANES:
                 text = f"No more than {MAX_LANES} responses run at the same time on a connection (stream_id)."
@@ -109,6 +110,13 @@ class ClientSession:
         task = asyncio.ensure_future(self._run_lane(create.lane))
         self._running.add(task)
         task.add_done_callback(self._on_lane_done)
+
+    def _cancel(self, message: bytes) -> None:
+        """Tell the servers, also those that get their response later."""
+        self._upstreams.tell(message)
+        if concerns_all(message):
+            for sink in self._sinks:
+                sink.cancelled = True
 
     def on_written(self) -> None:
         """All that is sent goes through the channel."""
@@ -203,7 +211,7 @@ class ClientSession:
         got: list[ResponseConnections] = []
 
         def connections(endpoint: Endpoint) -> ResponseConnections:
-            got.append(ResponseConnections(self._upstreams, endpoint, create, incoming.response))
+            got.append(ResponseConnections(self._upstreams, endpoint, create, incoming.response, sink))
             return got[-1]
 
         named = (REQUEST_ID, record.request_id.encode("latin-1"))

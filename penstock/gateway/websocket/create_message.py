@@ -11,6 +11,7 @@ from penstock.http.body_errors import malformed
 from penstock.http.errors import ApiError, shown
 
 CREATE, CANCEL = "response.create", "response.cancel"
+CANCEL_MESSAGE = b'{"type":"response.cancel"}'
 MAX_LANE = 256
 """Characters of the name of a lane."""
 _begins_create = re.compile(
@@ -21,6 +22,16 @@ _OWN_FIELDS = (b'"stream"', b'"stream_id"', b'"generate"')
 """Fields that the message and the request do not share, as a message spells them."""
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
+
+
+class _Names(msgspec.Struct, gc=False):
+    """What decides what a message is for."""
+
+    type: Any = None
+    response_id: Any = None
+
+
+_names = msgspec.json.Decoder(_Names).decode
 
 
 class CreateMessage(NamedTuple):
@@ -59,6 +70,8 @@ def read_message(data: bytes) -> CreateMessage | None:
     begin = _begins_create(data)
     if begin is not None and all(data.find(name, begin.end()) < 0 for name in _OWN_FIELDS):
         raw = b'{"stream":true,%b%b' % (begin[1] or b"", data[begin.end() :])
+        if _read_names(raw).type is not None:  # servers would take the last one, and might never answer
+            raise ApiError(400, "type is given twice.", param="type")
         return CreateMessage(data, raw, None, prewarm=False)
     try:
         fields: dict[str, Any] = _fields(data)
@@ -83,3 +96,15 @@ def read_message(data: bytes) -> CreateMessage | None:
     prewarm = bytes(fields.pop("generate", b"")) == b"false"
     fields["stream"] = True
     return CreateMessage(data, _encode(fields), lane, prewarm)
+
+
+def concerns_all(cancel: bytes) -> bool:
+    """Whether a ``response.cancel`` names no response, and so means each that runs."""
+    return _read_names(cancel).response_id is None
+
+
+def _read_names(data: bytes) -> _Names:
+    try:
+        return _names(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # told when the request is read
+        return _Names()

@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+import msgspec
+
 from penstock.gateway.upstream.exchange import Failure, ReplyReceiver, UpstreamRequest
 from penstock.gateway.upstream.reply_scanner import PlainEventRelay, PlainEventShape
-from penstock.gateway.websocket.create_message import CreateMessage
+from penstock.gateway.websocket.create_message import CANCEL_MESSAGE, CreateMessage
 from penstock.gateway.websocket.server_message import ENDS, ERROR, as_event, refusal_in, type_of
 
+TOO_LARGE = "request_too_large"
 _STREAM = [(b"content-type", b"text/event-stream")]
+
+
+class Cancellable(Protocol):
+    cancelled: bool
+    """Whether the client wants no more of the response."""
 
 
 class Carrier(Protocol):
     """The WebSocket."""
 
     def start(self, exchange: SocketExchange, message: bytes) -> bool: ...
+    def tell(self, message: bytes) -> None: ...
     def ended(self, exchange: SocketExchange) -> None: ...
     def drop(self, exchange: SocketExchange) -> None: ...
     def pause(self, exchange: SocketExchange) -> None: ...
@@ -26,9 +35,10 @@ class Carrier(Protocol):
 class SocketExchange:
     """See :class:`~penstock.gateway.upstream.exchange.Exchange`."""
 
-    def __init__(self, carrier: Carrier, create: CreateMessage) -> None:
+    def __init__(self, carrier: Carrier, create: CreateMessage, wish: Cancellable) -> None:
         self._carrier = carrier
         self._create = create
+        self._wish = wish
         self._receiver: ReplyReceiver | None = None
         """None: nobody wants the rest."""
         self._begun = False
@@ -38,6 +48,8 @@ class SocketExchange:
         self._receiver = receiver
         if not self._carrier.start(self, self._create.sent_as(request.body)):
             self._loop.call_soon(self.on_lost, "the WebSocket was closed", Failure.UNPROCESSED)
+        elif self._wish.cancelled:
+            self._carrier.tell(CANCEL_MESSAGE)
 
     async def send_part(self, data: bytes) -> None:
         """A message is sent whole."""
@@ -80,6 +92,12 @@ class SocketExchange:
         if kind in ENDS and self._receiver is not None:
             self._receiver = None
             receiver.on_end()
+
+    def on_too_large(self, reason: str) -> None:
+        """The server takes no message of this size: 413, as over HTTP."""
+        if not self._begun:
+            error = {"message": reason, "type": "RequestTooLargeError", "param": None, "code": TOO_LARGE}
+            self.on_message(msgspec.json.encode({"type": "error", "status": 413, "error": error}))
 
     def on_lost(self, reason: str, failure: Failure) -> None:
         receiver, self._receiver = self._receiver, None

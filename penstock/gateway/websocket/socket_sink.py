@@ -23,6 +23,8 @@ class SocketSink:
     def __init__(self, socket: WebSocket, lane: str | None) -> None:
         self.continues = False
         """The request continues a response."""
+        self.cancelled = False
+        """The client has cancelled the response: a server that gets it is told so."""
         self.status = 0
         """Of the reply, as the client gets it; 0: it got none."""
         self._socket = socket

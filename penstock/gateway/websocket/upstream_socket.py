@@ -13,7 +13,7 @@ from penstock.gateway.upstream.exchange import Failure, Headers, UpstreamRequest
 from penstock.gateway.upstream.http1_connection import request_bytes
 from penstock.gateway.websocket.socket_exchange import SocketExchange
 from penstock.http.tls_problem import tls_problem
-from penstock.http.websocket.codec import ENDED, GOING_AWAY, Closed, Codec, Ping, ProtocolFault, Text
+from penstock.http.websocket.codec import ENDED, GOING_AWAY, TOO_BIG, Closed, Codec, Ping, ProtocolFault, Text
 from penstock.http.websocket.handshake import HandshakeRefused, check_accepted, new_key, opening
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -150,6 +150,8 @@ class UpstreamSocket(asyncio.Protocol):
 
     def _on_closed(self, code: int, reason: str) -> None:
         self._transport.write(self._codec.close(code))
+        if code == TOO_BIG and self._exchange is not None:
+            self._exchange.on_too_large(reason or "The message is too large for the model server.")
         failure = Failure.UNPROCESSED if code in _TURNED_AWAY else Failure.NETWORK
         self._lose(f"the model server has closed the WebSocket ({code} {reason}".rstrip() + ")", failure)
 

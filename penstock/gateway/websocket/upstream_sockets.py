@@ -13,7 +13,7 @@ from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import Exchange, Headers, UpstreamError
 from penstock.gateway.websocket.create_message import CreateMessage
-from penstock.gateway.websocket.socket_exchange import SocketExchange
+from penstock.gateway.websocket.socket_exchange import Cancellable, SocketExchange
 from penstock.gateway.websocket.upstream_socket import NoWebSocketError, UpstreamSocket, open_socket
 from penstock.http.errors import ApiError
 
@@ -110,7 +110,12 @@ class ResponseConnections:
     """Where one response gets its connection to one endpoint."""
 
     def __init__(
-        self, sockets: UpstreamSockets, endpoint: Endpoint, create: CreateMessage, previous: str | None
+        self,
+        sockets: UpstreamSockets,
+        endpoint: Endpoint,
+        create: CreateMessage,
+        previous: str | None,
+        wish: Cancellable,
     ) -> None:
         """``previous``: the response that it continues. Raises UpstreamError when the endpoint was
         removed."""
@@ -118,6 +123,7 @@ class ResponseConnections:
         self.endpoint = endpoint
         self._create = create
         self._previous = previous
+        self._wish = wish
         self._http: ConnectionPool = sockets.pool.connections(endpoint)
         self.socket: UpstreamSocket | None = None
         """The WebSocket that it got; None: it got none."""
@@ -153,7 +159,7 @@ class ResponseConnections:
 
     def _exchange(self, socket: UpstreamSocket) -> Exchange:
         self.socket = socket
-        return SocketExchange(socket, self._create)
+        return SocketExchange(socket, self._create, self._wish)
 
     def _note(self, error: NoWebSocketError) -> None:
         """What follows from the answer to a handshake."""

@@ -64,6 +64,8 @@ def test_a_message_for_another_model() -> None:
         b'{"type":1}',
         b'{"type":"response.steer"}',
         b'{"type":"response.create","stream_id":""}',
+        b'{"type":"response.create","model":"m","input":"x","type":"response.cancel"}',
+        b'{"type":"response.create","model":"m","input":[{"type":"message"}],"t\\u0079pe":"response.cancel"}',
     ],
 )
 def test_what_is_no_message(message: bytes) -> None:

@@ -166,6 +166,43 @@ def test_servers_that_break(server: Upstream, front: Gateway) -> None:
     assert len(made) == 4, "nothing is sent twice"
 
 
+def test_a_message_that_is_too_large_for_the_server(server: Upstream, front: Gateway) -> None:
+    """The client's fault, as 413 over HTTP is, and another server would not take it either."""
+
+    def small(side: ServerSide, fields: dict[str, Any]) -> None:
+        side.connection.sendall(side.codec.close(1009, "A message is larger than 9 bytes."))
+
+    server.behaviour = by_socket(small)
+    with ClientSide(front, x_request_id="large") as client:
+        (refused,) = client.create()
+        assert (refused["status"], refused["error"]["code"]) == (413, "request_too_large")
+        assert "A message is larger than 9 bytes." in refused["error"]["message"]
+        server.behaviour = by_socket(good)
+        assert texts(client.create()) == "ab"
+    assert [each["outcome"] for each in logged(front, "large", 2)] == ["client_error", "ok"]
+
+
+def test_a_cancel_of_what_has_not_reached_a_server(server: Upstream, front: Gateway) -> None:
+    """It follows the message."""
+    seen: list[dict[str, Any]] = []
+
+    def cancelled(side: ServerSide, fields: dict[str, Any]) -> None:
+        if fields["type"] == "response.cancel":
+            side.complete()
+        else:
+            side.begin()
+
+    server.behaviour = by_socket(cancelled, made=seen)
+    with ClientSide(front) as client:
+        client.begin()
+        client.send_json(type="response.cancel")
+        assert [event["type"] for event in client.rest()] == ["response.created", "response.completed"]
+        client.begin(input="next")
+        client.send_json(type="response.cancel")
+        client.rest()
+    assert [fields["type"] for fields in seen] == 2 * ["response.create", "response.cancel"]
+
+
 def test_clients_that_leave(server: Upstream, front: Gateway) -> None:
     """What runs for them is cancelled at the server."""
 
