@@ -36,6 +36,7 @@ NEEDED = {
     "test_tool_rounds.py": "openai",
     "test_ollama.py": "ollama",
     "test_gemini.py": "google.genai",
+    "test_conformance.py": "llm_comply",
 }
 """The package that each file of tests needs."""
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
