@@ -132,7 +132,7 @@ $(CLIENTS_VENV)/.installed $(OPENAI2_VENV)/.installed:
 $(NODE)/node_modules: $(NODE)/package-lock.json
 	if command -v npm >/dev/null; then npm ci --prefix $(NODE) --silent && touch $@; fi
 
-# Unmodified Codex and Claude Code, as npm has them, against a model that follows a script.
+# Unmodified coding agents, as npm has them, against a model that follows a script.
 test-agents: install-dev $(AGENTS)/node_modules
 	$(BIN)/python -m pytest --slow $(AGENTS) $(ARGS)
 

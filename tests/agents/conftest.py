@@ -18,14 +18,22 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.agents import claude_code, codex, opencode, qwen_code
+from tests.agents import claude_code, codex, gemini_cli, opencode, qwen_code
 from tests.gateway.processes import gateway
 from tests.integration.server import Server, total, wait_until
 
 BIN = Path(__file__).parent / "node_modules" / ".bin"
 CONFIG = "[main]\nspeed = 3\nname = pump\n"
 RELOAD = Path(__file__).parent / "replace_api_servers.py"
-AGENTS = {"codex": codex, "claude": claude_code, "opencode": opencode, "qwen": qwen_code}
+AGENTS = {
+    "codex": codex,
+    "claude": claude_code,
+    "opencode": opencode,
+    "qwen": qwen_code,
+    "gemini": gemini_cli,
+}
+TRANSLATED = ["codex", "claude", "opencode", "qwen"]
+"""Those whose API a gateway translates; their conversations are compacted in the long task."""
 TASK_S = 300.0
 KEY = "agents-key"
 ALIAS = "claude-*=penstock-demo"
@@ -121,7 +129,7 @@ def agent(request: pytest.FixtureRequest, server: Server, root: Path) -> Agent:
     return _agent(request.param, server, server.url, root)
 
 
-@pytest.fixture(params=AGENTS)
+@pytest.fixture(params=TRANSLATED)
 def translated_agent(request: pytest.FixtureRequest, server: Server, translating: str, root: Path) -> Agent:
     """It reaches the server through that gateway."""
     return _agent(request.param, server, translating, root)

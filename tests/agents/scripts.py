@@ -49,7 +49,7 @@ def tasks(agent: str, tools: Tools, *, reload: str, long_report: str) -> list[di
         *task(f"{agent}-error", read, report("The speed is 3.", has_read, **fails_once)),
         *task(
             f"{agent}-command",
-            call(run("echo $((6 * 7))"), run("wc -l < config.ini")),
+            call(run("expr 6 '*' 7"), run("wc -l < config.ini")),
             report("42 and 3.", (shell, "42")),
         ),
         *task(f"{agent}-kill", read, report(long_report, has_read, pace={"token-ms": 30})),

@@ -1,5 +1,5 @@
 """Tasks that unmodified agents finish: Codex over /v1/responses, Claude Code over /v1/messages, opencode and
-Qwen Code over /v1/chat/completions."""
+Qwen Code over /v1/chat/completions, gemini-cli over /v1beta/models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.agents.codex import CATALOG, COMPACTS
-from tests.agents.conftest import BIN, CONFIG, LONG_REPORT, Agent, metric
+from tests.agents.conftest import BIN, CONFIG, LONG_REPORT, TRANSLATED, Agent, metric
 from tests.agents.scripts import COMPACTED, STEPS
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -83,6 +83,7 @@ def test_codex_over_a_websocket(agent: Agent, task: str, kill_busy_engine: Calla
     assert agent.server.log.count("method=POST path=/v1/responses") > posted
 
 
+@pytest.mark.parametrize("agent", TRANSLATED, indirect=True)
 def test_twenty_turns_a_compaction_a_killed_engine_and_replaced_api_servers(
     agent: Agent, kill_busy_engine: Callable[[], None]
 ) -> None:
