@@ -1,4 +1,5 @@
-"""``penstock bench session``: CPU time of a turn of a long conversation, which resends all before it."""
+"""``penstock bench session``: CPU time of a turn of a long conversation, which resends all before it, or over
+WebSocket only what is new."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from penstock.bench.machine import Machine, this_machine
 from penstock.bench.noop_engine import NoOpEngine
 from penstock.bench.process_usage import cpu_time, pids_of_supervisor
 from penstock.bench.server_process import ServerProcess, serve_command
+from penstock.bench.socket_client import SocketClient
 from penstock.config.bench import BenchSessionConfig
 from penstock.dispatch.sent_prompts import SentPrompts
 from penstock.engine.loop.kept_prompts import KeptPrompts
@@ -73,19 +75,22 @@ def measure(config: BenchSessionConfig, say: ProgressCallback) -> SessionReport:
     with ServerProcess(arguments, deadline.left("the start of the server")) as server:
         pids = pids_of_supervisor(server.pid)
         say(f"{config.sessions} sessions of {config.history_tokens:,} tokens, {config.turns} turns each")
-        conversations = [_Conversation(config, number) for number in range(config.sessions)]
 
         def run(turns: int) -> float:
             """Run turns of all sessions at the same time. Returns the seconds to decode their bodies."""
             with ThreadPoolExecutor(config.sessions) as pool:
-                played = [pool.submit(each.play, server.url, turns, deadline) for each in conversations]
+                played = [pool.submit(each.play, turns, deadline) for each in conversations]
                 return sum(each.result() for each in played)
 
+        kind = _SocketConversation if config.websocket else _ChatConversation
+        conversations = [kind(config, number, server.url) for number in range(config.sessions)]
         run(WARM_TURNS)
         first = conversations[0].prompt_tokens
         before = cpu_time(pids.api_servers), cpu_time(pids.engines)
         decoding_s = run(config.turns)
         after = cpu_time(pids.api_servers), cpu_time(pids.engines)
+        for each in conversations:
+            each.close()
     say("the scheduler alone")
     turns = config.sessions * config.turns
     last = conversations[0]
@@ -122,6 +127,9 @@ def render(report: SessionReport) -> str:
 class _Conversation:
     """A coding agent's: calls of a tool, and results of a hundred lines."""
 
+    sends_replies: bool
+    """Whether a request repeats the reply before."""
+
     def __init__(self, config: BenchSessionConfig, number: int) -> None:
         """``number``: each has other words."""
         self.prompt_tokens = self.body_bytes = 0
@@ -130,52 +138,51 @@ class _Conversation:
         words = " ".join(topics.values()).split()
         self._words = (words[at * 7919 % len(words)] for at in count(number * 1_000_003))
         self._number = 0
-        system = self._text(config.history_tokens * CHARACTERS_PER_TOKEN // 8)
-        self._messages: list[dict[str, Any]] = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": "Repair the parser, please."},
-        ]
+        self._begin(self._text(config.history_tokens * CHARACTERS_PER_TOKEN // 8), "Repair the parser, please.")
         each = config.history_tokens * CHARACTERS_PER_TOKEN * 7 // 8 // config.history_turns
         for _ in range(config.history_turns):
             self._add_call(self._text(each // 10), self._text(each // 10), self._text(each * 8 // 10))
 
-    def play(self, url: str, turns: int, deadline: Deadline) -> float:
+    def play(self, turns: int, deadline: Deadline) -> float:
         """Run turns. Returns the seconds of CPU to decode the JSON of their bodies. Raises BenchError."""
         decoding_s = 0.0
-        with httpx.Client(base_url=url, timeout=60) as client:
-            for turn in range(turns):
-                deadline.left(f"turn {turn}")
-                body = self._body()
-                text, self.prompt_tokens = _reply(client, body)
-                self.body_bytes = len(body)
-                decoding_s += _cpu(partial(msgspec.json.decode, body))
-                self._add_turn(text)
+        for turn in range(turns):
+            deadline.left(f"turn {turn}")
+            body = self._body()
+            try:
+                text, self.prompt_tokens = self._reply(body)
+            except (httpx.HTTPError, OSError, LookupError, TypeError, msgspec.MsgspecError) as error:
+                raise BenchError(f"a turn failed: {error}") from None
+            self.body_bytes = len(body)
+            decoding_s += _cpu(partial(msgspec.json.decode, body))
+            said = text if self.sends_replies else None
+            self._add_call(said, self._text(self._new // 10), self._text(self._new * 9 // 10))
         return decoding_s
+
+    def _begin(self, instructions: str, question: str) -> None:
+        """The conversation's first words."""
+        raise NotImplementedError
 
     def _body(self) -> bytes:
         """The next request."""
-        request = {
-            "messages": self._messages,
-            "tools": [_tool(name) for name in ("read", "write", "edit", "run", "search", "list")],
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "max_tokens": OUTPUT_TOKENS,
-        }
-        return msgspec.json.encode(request)
+        raise NotImplementedError
 
-    def _add_turn(self, reply: str) -> None:
-        """The model's reply, its call and the tool's result."""
-        self._add_call(reply, self._text(self._new // 10), self._text(self._new * 9 // 10))
+    def _reply(self, body: bytes) -> tuple[str, int]:
+        """The text of the reply to a request, and its prompt tokens. Raises BenchError."""
+        raise NotImplementedError
 
-    def _add_call(self, content: str, argument: str, result: str) -> None:
+    def _add_call(self, content: str | None, argument: str, result: str) -> None:
+        """The model's text, unless the server has it, its call and the tool's result."""
         self._number += 1
-        id = f"call_{self._number}"
         arguments = msgspec.json.encode({"path": "src/parser.py", "text": argument}).decode()
-        call = {"id": id, "type": "function", "function": {"name": "edit", "arguments": arguments}}
-        self._messages += [
-            {"role": "assistant", "content": content, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": id, "content": result},
-        ]
+        self._add(content, f"call_{self._number}", arguments, result)
+
+    def _add(self, content: str | None, id: str, arguments: str, result: str) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close its connection."""
+        raise NotImplementedError
 
     def _text(self, length: int) -> str:
         words: list[str] = []
@@ -185,19 +192,46 @@ class _Conversation:
         return " ".join(words)
 
 
-def _tool(name: str) -> dict[str, Any]:
-    properties = {field: {"type": "string", "description": f"The {field}."} for field in ("path", "text")}
-    parameters = {"type": "object", "properties": properties, "required": ["path"]}
-    function = {"name": name, "description": f"The tool to {name} files.", "parameters": parameters}
-    return {"type": "function", "function": function}
+class _ChatConversation(_Conversation):
+    """One that is sent whole with every turn, as a chat completion."""
 
+    sends_replies = True
 
-def _reply(client: httpx.Client, body: bytes) -> tuple[str, int]:
-    """The text of a streamed reply and its prompt tokens. Raises BenchError."""
-    texts: list[str] = []
-    tokens = 0
-    try:
-        reply = client.post(
+    def __init__(self, config: BenchSessionConfig, number: int, url: str) -> None:
+        self._messages: list[dict[str, Any]] = []
+        super().__init__(config, number)
+        self._http = httpx.Client(base_url=url, timeout=60)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _begin(self, instructions: str, question: str) -> None:
+        self._messages += [
+            {"role": "system", "content": instructions},
+            {"role": "user", "content": question},
+        ]
+
+    def _add(self, content: str | None, id: str, arguments: str, result: str) -> None:
+        call = {"id": id, "type": "function", "function": {"name": "edit", "arguments": arguments}}
+        self._messages += [
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": id, "content": result},
+        ]
+
+    def _body(self) -> bytes:
+        request = {
+            "messages": self._messages,
+            "tools": [{"type": "function", "function": each} for each in _TOOLS],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": OUTPUT_TOKENS,
+        }
+        return msgspec.json.encode(request)
+
+    def _reply(self, body: bytes) -> tuple[str, int]:
+        texts: list[str] = []
+        tokens = 0
+        reply = self._http.post(
             "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
         )
         if reply.status_code != 200:
@@ -205,9 +239,59 @@ def _reply(client: httpx.Client, body: bytes) -> tuple[str, int]:
         for event in _events(reply.text):
             texts += [choice["delta"].get("content") or "" for choice in event["choices"]]
             tokens = (event.get("usage") or {}).get("prompt_tokens", tokens)
-    except (httpx.HTTPError, KeyError, TypeError, msgspec.MsgspecError) as error:
-        raise BenchError(f"a turn failed: {error}") from None
-    return "".join(texts), tokens
+        return "".join(texts), tokens
+
+
+class _SocketConversation(_Conversation):
+    """One whose turns send what is new, and continue the response before over the same WebSocket."""
+
+    sends_replies = False
+
+    def __init__(self, config: BenchSessionConfig, number: int, url: str) -> None:
+        self._items: list[dict[str, Any]] = []
+        self._previous: str | None = None
+        super().__init__(config, number)
+        self._socket = SocketClient(url)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _begin(self, instructions: str, question: str) -> None:
+        self._items += [{"role": "developer", "content": instructions}, {"role": "user", "content": question}]
+
+    def _add(self, content: str | None, id: str, arguments: str, result: str) -> None:
+        if content is not None:
+            self._items.append({"role": "assistant", "content": content})
+        self._items += [
+            {"type": "function_call", "call_id": id, "name": "edit", "arguments": arguments},
+            {"type": "function_call_output", "call_id": id, "output": result},
+        ]
+
+    def _body(self) -> bytes:
+        request = {
+            "type": "response.create",
+            "input": self._items,
+            "previous_response_id": self._previous,
+            "tools": [{"type": "function", **each} for each in _TOOLS],
+            "store": False,
+            "max_output_tokens": OUTPUT_TOKENS,
+        }
+        return msgspec.json.encode(request)
+
+    def _reply(self, body: bytes) -> tuple[str, int]:
+        response = self._socket.response(body)
+        self._items.clear()
+        self._previous = response["id"]
+        return "", response["usage"]["input_tokens"]
+
+
+def _tool(name: str) -> dict[str, Any]:
+    properties = {field: {"type": "string", "description": f"The {field}."} for field in ("path", "text")}
+    parameters = {"type": "object", "properties": properties, "required": ["path"]}
+    return {"name": name, "description": f"The tool to {name} files.", "parameters": parameters}
+
+
+_TOOLS = [_tool(name) for name in ("read", "write", "edit", "run", "search", "list")]
 
 
 def _events(text: str) -> Iterator[dict[str, Any]]:

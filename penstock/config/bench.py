@@ -372,6 +372,14 @@ class BenchSessionConfig:
     new_tokens: Annotated[int, option("Tokens that a turn adds, about.", "Load", ge=1, le=1 << 16)] = 200
     sessions: Annotated[int, option("Conversations at the same time.", "Load", ge=1, le=256)] = 8
     turns: Annotated[int, option("Measured turns of each.", "Load", ge=1, le=1000)] = 10
+    websocket: Annotated[
+        bool,
+        option(
+            "Responses over WebSocket, each continuing the one before: a turn sends only its new items, in place "
+            "of a chat completion with the whole conversation.",
+            "Load",
+        ),
+    ] = False
     timeout: Timeout = 300.0
     server_args: ServerArgs = None
     json: Report = None

@@ -15,14 +15,16 @@ from penstock.cli.main import main
 from penstock.engine.loop.kept_prompts import KeptPrompts
 
 
-def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("how", [[], ["--websocket"]], ids=["http", "websocket"])
+def test_a_small_run(how: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "report.json"
-    load = ["--sessions", "2", "--history-tokens", "500", "--history-turns", "3", "--turns", "2"]
+    load = ["--sessions", "2", "--history-tokens", "500", "--history-turns", "3", "--turns", "2", *how]
     assert main(["bench", "session", *load, "--new-tokens", "20", "--json", str(path)]) == 0
     report = json.loads(path.read_bytes())
     assert report["turns"] == 4
     assert report["prompt_tokens"] > 500
     assert report["new_tokens"] >= 20
+    assert (report["body_bytes"] < 2_500) == bool(how), "over a WebSocket only what is new is sent"
     assert report["api_server_ms"] > report["body_json_ms"] > 0
     assert min(report["engine_ms"], report["scheduler_ms"]) > 0
     assert "a turn of" in capsys.readouterr().out
