@@ -138,7 +138,9 @@ class _Conversation:
         words = " ".join(topics.values()).split()
         self._words = (words[at * 7919 % len(words)] for at in count(number * 1_000_003))
         self._number = 0
-        self._begin(self._text(config.history_tokens * CHARACTERS_PER_TOKEN // 8), "Repair the parser, please.")
+        self._begin(
+            self._text(config.history_tokens * CHARACTERS_PER_TOKEN // 8), "Repair the parser, please."
+        )
         each = config.history_tokens * CHARACTERS_PER_TOKEN * 7 // 8 // config.history_turns
         for _ in range(config.history_turns):
             self._add_call(self._text(each // 10), self._text(each // 10), self._text(each * 8 // 10))

@@ -375,8 +375,8 @@ class BenchSessionConfig:
     websocket: Annotated[
         bool,
         option(
-            "Responses over WebSocket, each continuing the one before: a turn sends only its new items, in place "
-            "of a chat completion with the whole conversation.",
+            "Responses over WebSocket, each continuing the one before, in place of chat completions: a turn "
+            "sends only its new items.",
             "Load",
         ),
     ] = False
