@@ -18,11 +18,11 @@ import numpy as np
 
 from penstock.bench.deadline import Deadline, ProgressCallback
 from penstock.bench.errors import BenchError
+from penstock.bench.load.socket_client import SocketClient
 from penstock.bench.machine import Machine, this_machine
 from penstock.bench.noop_engine import NoOpEngine
 from penstock.bench.process_usage import cpu_time, pids_of_supervisor
 from penstock.bench.server_process import ServerProcess, serve_command
-from penstock.bench.socket_client import SocketClient
 from penstock.config.bench import BenchSessionConfig
 from penstock.dispatch.sent_prompts import SentPrompts
 from penstock.engine.loop.kept_prompts import KeptPrompts

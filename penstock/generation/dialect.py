@@ -73,6 +73,10 @@ class LookedUp(Protocol):
         """A name of the conversation that the request continues, which only its clients know."""
         ...
 
+    def unknown_bytes(self, turn: NextTurn) -> int:
+        """Of :attr:`size`, those that the turn before did not have."""
+        ...
+
 
 class EventContent(msgspec.Struct, gc=False):
     """What one event of a choice has: all that the request asked for."""

@@ -63,6 +63,10 @@ class Found(NamedTuple):
         """The id of its first response."""
         return self.chain[0].id if self.chain else None
 
+    def unknown_bytes(self, turn: NextTurn) -> int:
+        known = sum(len(each.input) + len(each.body) for each in self.chain if turn.has_stored(_key(each)))
+        return self.size - known
+
 
 class _References(msgspec.Struct):
     """The fields of a body that name stored things."""

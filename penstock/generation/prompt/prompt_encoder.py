@@ -69,6 +69,12 @@ class PromptEncoder:
             turn.learn_prompt(text, max(0, text.rfind(marker)), ids, len(ids) - len(parts[-1]))
         return ids, len(ids) >> 2
 
+    def unknown_characters(self, text: str, add_special_tokens: bool, turn: NextTurn) -> int:
+        """How many characters :meth:`encode` looks at."""
+        if self._marker is None or add_special_tokens:
+            return len(text)
+        return len(text) - turn.known_prompt(text)[0]
+
     def _encode_segments(self, text: str, marker: str, cache_salt: str | None) -> list[bytes]:
         """The ids of the text before the first marker, and of each text that begins with one."""
         follows = False

@@ -183,6 +183,8 @@ class NextTurn:
         """This one, as far as it is known."""
         self.prefix: KnownPrefix | None = None
         """What the prompt has in common with the one before; None: nothing, or it is not known yet."""
+        self._compared: tuple[str, int] | None = None
+        """The prompt, and how much of it is known."""
 
     def go_on(self, session: bytes, before: KeptTurn | None) -> None:
         """Go on with the turn before of a conversation that has a name."""
@@ -227,7 +229,16 @@ class NextTurn:
         value = self.turn.stored[key] = known[key] if key in known else read()
         return value
 
+    def has_stored(self, key: Hashable) -> bool:
+        """Whether the turn before had what the server has stored under ``key``."""
+        return self.named and self.before is not None and key in self.before.stored
+
     # -- the prompt
+
+    def resumes(self, messages: int) -> bool:
+        """Whether the turn before has at most so many messages, and its rendering may be gone on with."""
+        before = self.conversation
+        return before is not None and before.loop is not None and len(before.messages) <= messages
 
     @property
     def conversation(self) -> Any:
@@ -245,12 +256,15 @@ class NextTurn:
         before = self.before
         if before is None or not before.cut:
             return 0, b""
-        if not text.startswith(before.text):  # the whole first: a part is a copy
-            common = before.text[: before.cut]
-            if not text.startswith(common):
-                return 0, b""
+        if self._compared is None or self._compared[0] is not text:
+            # the whole first: a part is a copy
+            known = text.startswith(before.text) or text.startswith(before.text[: before.cut])
+            self._compared = text, before.cut if known else 0
+        cut = self._compared[1]
+        if not cut:
+            return 0, b""
         self.prefix = KnownPrefix(before.ids, before.ids_cut)
-        return before.cut, memoryview(before.ids)[: before.ids_cut]
+        return cut, memoryview(before.ids)[: before.ids_cut]
 
     def learn_prompt(self, text: str, cut: int, ids: bytes, ids_cut: int) -> None:
         """The prompt: cut at ``cut``, and its ids at the byte ``ids_cut``, its parts have the ids of the
