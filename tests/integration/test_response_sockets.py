@@ -72,6 +72,21 @@ def error(socket: ClientConnection) -> Event:
     return event
 
 
+def test_turns_of_a_long_conversation_have_the_prompt_of_the_whole(server: Server) -> None:
+    whole: list[Event] = []
+    previous = None
+    with opened(server) as socket:
+        for turn in range(4):
+            said = f"{turn} " + "some words " * (4000 if turn == 0 else 40)
+            whole.append({"role": "user", "content": said})
+            reply = response(socket, input=whole[-1:], previous_response_id=previous, store=False)
+            body = {"input": whole, "max_output_tokens": 3, "store": False}
+            sent = httpx.post(f"{server.url}/v1/responses", json=body, headers=KEY, timeout=WAIT_S)
+            assert reply["usage"]["input_tokens"] == sent.json()["usage"]["input_tokens"] > 8_000
+            whole += reply["output"]
+            previous = reply["id"]
+
+
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
 def test_the_events_are_those_of_http(server: Server) -> None:
     body = {"input": "Count for me", "max_output_tokens": 20, "temperature": 0, "store": False}

@@ -257,8 +257,9 @@ class NextTurn:
         if before is None or not before.cut:
             return 0, b""
         if self._compared is None or self._compared[0] is not text:
-            # the whole first: a part is a copy
-            known = text.startswith(before.text) or text.startswith(before.text[: before.cut])
+            known = text.startswith(before.text)
+            if not known:  # the whole first: a part is a copy
+                known = text.startswith(before.text[: before.cut])
             self._compared = text, before.cut if known else 0
         cut = self._compared[1]
         if not cut:
