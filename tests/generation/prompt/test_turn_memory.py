@@ -184,13 +184,14 @@ def test_a_response_goes_on_with_the_turn_that_it_continues(server: Server) -> N
 
 def test_what_a_response_adds_to_a_known_turn_is_told(server: Server) -> None:
     """By that an API server knows that it plans the turn in no time."""
-    chain = [stored(0, None, said(3)), stored(1, "resp_0", said(2))]
+    chain = [stored(0, None, said(30)), stored(1, "resp_0", said(2))]
     body = json.dumps({"input": "And then?"}).encode()
     server.prompt(RESPONSES, body, found=Found(chain, {}, 0))
     found = Found([*chain, stored(2, chain[1].id, said(2))], {}, 0)
     found = found._replace(size=sum(len(each.input) + len(each.body) for each in found.chain))
     turn = server.memory.go_on(None, found.conversation, MIN_BODY)
-    assert turn is not None and turn.resumes(100) and not turn.resumes(3)
+    assert turn is not None and turn.resumes(100)
+    assert not turn.resumes(3)
     last = found.chain[-1]
     assert found.unknown_bytes(turn) == len(last.input) + len(last.body) < found.size
     assert turn.before is not None
@@ -200,7 +201,8 @@ def test_what_a_response_adds_to_a_known_turn_is_told(server: Server) -> None:
     assert server.encoder.unknown_characters(text, True, turn) == len(text)
     assert server.encoder.unknown_characters(f"x{text}", False, turn) == len(text) + 1
     other = server.memory.go_on("other", found.conversation, MIN_BODY)
-    assert other is not None and not other.resumes(100) and found.unknown_bytes(other) == found.size
+    assert other is not None and found.unknown_bytes(other) == found.size
+    assert not other.resumes(100)
 
 
 def test_memory_is_bounded_and_the_longest_unused_turn_goes_first() -> None:
