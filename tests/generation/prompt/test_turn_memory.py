@@ -190,7 +190,8 @@ def test_what_a_response_adds_to_a_known_turn_is_told(server: Server) -> None:
     found = Found([*chain, stored(2, chain[1].id, said(2))], {}, 0)
     found = found._replace(size=sum(len(each.input) + len(each.body) for each in found.chain))
     turn = server.memory.go_on(None, found.conversation, MIN_BODY)
-    assert turn is not None and turn.resumes(100)
+    assert turn is not None
+    assert turn.resumes(100)
     assert not turn.resumes(3)
     last = found.chain[-1]
     assert found.unknown_bytes(turn) == len(last.input) + len(last.body) < found.size
@@ -201,7 +202,8 @@ def test_what_a_response_adds_to_a_known_turn_is_told(server: Server) -> None:
     assert server.encoder.unknown_characters(text, True, turn) == len(text)
     assert server.encoder.unknown_characters(f"x{text}", False, turn) == len(text) + 1
     other = server.memory.go_on("other", found.conversation, MIN_BODY)
-    assert other is not None and found.unknown_bytes(other) == found.size
+    assert other is not None
+    assert found.unknown_bytes(other) == found.size
     assert not other.resumes(100)
 
 
