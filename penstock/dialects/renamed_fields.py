@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from penstock.http.errors import ApiError
@@ -12,9 +13,10 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     for theirs, own in names.items():
         param = error.param or ""
         if param == theirs or param.startswith((f"{theirs}.", f"{theirs}[")):
+            name = rf"(?<!\w){re.escape(theirs)}(?!\w)"  # not within a word
             return ApiError(
                 error.status,
-                error.message.replace(theirs, own),
+                re.sub(name, own, error.message),
                 type=error.type,
                 param=own + param[len(theirs) :],
                 code=error.code,

@@ -36,6 +36,9 @@ COMPARED = 1 << 16
 """Bytes that are compared at a time."""
 TURN_BYTES, ITEM_BYTES = 2048, 1200
 """Memory of a turn, and of one of its messages, beside their bytes and texts."""
+PART_BYTES, VALUE_BYTES = 100, 64
+"""Memory of a decoded string, list or object beside its text, and of a value behind a comma, as the request
+has it and as the template reads it."""
 _SALT = re.compile(rb'"cache_salt"\s*:\s*"([^"\\]*)"')
 SALT_AT_END = 1 << 16
 """Bytes at a body's end that may have its cache_salt."""
@@ -58,6 +61,8 @@ class KeptTurn:
     """The messages of the request."""
     parts: int = 0
     """No less than the strings, lists and objects of the messages."""
+    commas: int = 0
+    """No less than their commas."""
     probes: list[tuple[int, bytes]] = field(default_factory=list)
     """Ends of some messages and the bytes before them."""
     stored: dict[Hashable, Any] = field(default_factory=dict)
@@ -210,15 +215,19 @@ class NextTurn:
     def learn(self, body: bytes, start: int, ends: list[int], decoded: list[Any], parts: int) -> None:
         """The body's messages. ``ends``: where those behind the ones of the turn before end in the body."""
         known = len(decoded) - len(ends)
-        before = [] if self.before is None else self.before.ends[:known]
+        before, commas = ([], 0) if self.before is None else (self.before.ends[:known], self.before.commas)
         ends = before + [end - start for end in ends]
         items = body[start : start + ends[-1]]
+        commas += _count(items, b",", before[-1] if before else 0)
+        if PART_BYTES * parts + VALUE_BYTES * commas > 2 * len(items):  # messages that changed count, too
+            parts = _count(items, b"[{", 0) + (_count(items, b'"', 0) + 1) // 2
+            commas = _count(items, b",", 0)
         last = len(ends) - 1
         places = dict.fromkeys((last, max(0, last - CHANGED), last // 2))
         probes = [(ends[at], items[max(0, ends[at] - PROBE) : ends[at]]) for at in places]
         keeps = self.before is not None and self._replaces
         session = self.before.session if self.before is not None and keeps else secrets.token_bytes(16)
-        self.turn = KeptTurn(session, items, ends, list(decoded), parts, probes)
+        self.turn = KeptTurn(session, items, ends, list(decoded), parts, commas, probes)
 
     def stored(self, key: Hashable, read: Callable[[], Any]) -> Any:
         """What ``read`` gives for a part of the conversation that the server has stored under ``key``, and
@@ -283,12 +292,27 @@ class NextTurn:
         widest = 4 if not turn.text.isascii() else 1
         turn.size = (
             TURN_BYTES
-            + 2 * (len(turn.items) or len(turn.text))
+            + _decoded_bytes(turn)
             + ITEM_BYTES * (len(turn.ends) + 4 * len(turn.stored))
             + widest * len(turn.text)
             + len(turn.ids)
         )
         self._memory.keep(scope, turn, self.before if self._replaces else None)
+
+
+def _count(items: bytes, characters: bytes, start: int) -> int:
+    codes = np.frombuffer(items, np.uint8, offset=start)
+    return sum(int(np.count_nonzero(codes == each)) for each in characters)
+
+
+def _decoded_bytes(turn: KeptTurn) -> int:
+    """Estimated memory of the messages: that of their texts and bytes, or of values in them, if it is more,
+    whose JSON is a tenth as long: lists of numbers, for instance, as arguments of calls."""
+    if turn.items:
+        return max(2 * len(turn.items), PART_BYTES * turn.parts + VALUE_BYTES * turn.commas)
+    quotes, openings = turn.text.count('"'), turn.text.count("[") + turn.text.count("{")
+    parts = openings + (quotes + 1) // 2
+    return max(2 * len(turn.text), PART_BYTES * parts + VALUE_BYTES * turn.text.count(","))
 
 
 def _newest(turns: OrderedDict[bytes, KeptTurn]) -> list[KeptTurn]:

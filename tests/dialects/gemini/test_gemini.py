@@ -257,6 +257,7 @@ def test_functions_are_chosen(mode: str, names: list[str] | None, forced: bool) 
         ({"toolConfig": {"functionCallingConfig": {"mode": "MAYBE"}}}, "functionCallingConfig.mode must be"),
         ({"generationConfig": {"topP": 7}}, "generationConfig.topP must be"),
         ({"generationConfig": {"candidateCount": 0}}, "generationConfig.candidateCount"),
+        ({"generationConfig": {"candidateCount": 3, "temperature": 0}}, "must be 1 when using greedy"),
         ({"generationConfig": {"stopSequences": [""]}}, "generationConfig.stopSequences cannot"),
         (
             {"generationConfig": {"responseModalities": ["IMAGE"]}},

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import random
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -72,6 +74,20 @@ class Server:
             turn.salt = plan.cache_salt or ""
             turn.keep()
         return text, ids, length, plan.warning, plan.format is None
+
+
+def called_with(number: int, values: str) -> dict[str, bytes]:
+    """A conversation with a call that has these arguments, for the APIs of conversations."""
+    asked = {"role": "user", "content": f"Hi {number}"}
+    arguments = {"a": json.loads(values)}
+    function = {"name": "f", "arguments": json.dumps(arguments, separators=(",", ":"))}
+    call = {"id": "c", "type": "function", "function": function}
+    block = {"type": "tool_use", "id": "c", "name": "f", "input": arguments}
+    bodies: dict[str, Any] = {
+        CHAT: {"messages": [asked, {"role": "assistant", "tool_calls": [call]}]},
+        MESSAGES: {"messages": [asked, {"role": "assistant", "content": [block]}], "max_tokens": 1},
+    }
+    return {name: json.dumps(body, separators=(",", ":")).encode() for name, body in bodies.items()}
 
 
 def chat(messages: list[dict[str, Any]], **fields: Any) -> bytes:
@@ -240,3 +256,19 @@ def test_threads_share_the_memory(server: Server) -> None:
 @pytest.mark.parametrize("seed", range(1, 11))
 def test_ten_thousand_turns(server: Server, seed: int) -> None:
     compare(server, sessions=60, turns=6, seed=seed)
+
+
+@pytest.mark.parametrize("value", ["[]", "1.5", '{"b":{}}', '"x"'])
+@pytest.mark.parametrize("dialect", [CHAT, MESSAGES])
+def test_small_values_count_as_the_memory_that_they_take(dialect: str, value: str) -> None:
+    server = Server()
+    bodies = [called_with(number, f"[{number}{f',{value}' * 20_000}]")[dialect] for number in range(6)]
+    server.prompt(dialect, bodies[0])
+    before = server.memory.bytes
+    tracemalloc.start()
+    for body in bodies[1:]:
+        server.prompt(dialect, body)
+    gc.collect()
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert taken < 1.2 * (server.memory.bytes - before)
