@@ -82,7 +82,9 @@ class ApiRequest:
 
     async def reply_error(self, error: ApiError) -> None:
         """Send an error reply, in the shape of the API that is asked."""
-        self.error = error
+        # Its traceback refers to this object: both, with the body and what was made of it, would stay until a
+        # full garbage collection.
+        self.error = error.with_traceback(None)
         shape = self.error_shape
         body = None if shape is None else shape.error_body(error, self.request_id)
         await self.http.reply_error(error, body)

@@ -29,7 +29,10 @@ class ByteBudget:
             self._free -= size
         running = asyncio.get_running_loop().run_in_executor(None, partial(work, *arguments))
         running.add_done_callback(partial(self._release, size))
-        return await asyncio.shield(running)
+        try:
+            return await asyncio.shield(running)
+        finally:
+            del running  # it has the error that refers to this frame
 
     def _release(self, size: int, ended: asyncio.Future[Result]) -> None:
         self._free += size

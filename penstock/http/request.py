@@ -240,6 +240,9 @@ class HttpRequest:
         finally:
             running.cancel()
             gone.cancel()
+            # An error refers to this frame. If the frame referred to the error, both would stay, with all
+            # that the work has made, until a full garbage collection.
+            del running
 
     async def gone(self) -> None:
         """Wait until the client is gone, or the reply complete."""
