@@ -17,7 +17,7 @@ SECONDS = 90.0  # PyTorch's libraries are read from a cold disk
 NEEDS = (
     *("torch", "transformers", "safetensors", "numpy", "tokenizers", "huggingface_hub", "httpx", "jinja2"),
     *("prometheus_client", "yaml", "rich", "psutil", "uvloop", "httptools", "hpack", "wsproto", "msgspec"),
-    *("orjson", "zmq", "fastokens", "llguidance", "setproctitle"),
+    *("orjson", "zmq", "fastokens", "llguidance", "setproctitle", "cryptography"),
 )
 """Modules: Penstock's requirements, and those of its torch engine."""
 

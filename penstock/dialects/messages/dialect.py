@@ -254,6 +254,9 @@ class MessagesTokenCounter(TokenCounter):
     def reply(self, count: int) -> bytes:
         return b'{"input_tokens":%d}' % count
 
+    def error_body(self, error: ApiError, request_id: str) -> bytes:
+        return error_body(error, request_id)
+
 
 def _sampling_fields(request: MessagesRequest, budget: int | None) -> GenerateRequest:
     validation.stop_strings(request.stop_sequences, "stop_sequences")

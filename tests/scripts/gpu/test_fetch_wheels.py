@@ -13,7 +13,7 @@ def test_requirements_that_the_machine_lacks() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     names = [each.partition(">")[0] for each in missing(text, PRESENT)]
     first = ["httptools", "hpack", "wsproto", "msgspec", "orjson", "pyzmq", "fastokens"]
-    assert names == [*first, "setproctitle", "llguidance"]
+    assert names == [*first, "setproctitle", "llguidance", "cryptography"]
     assert missing('[project]\ndependencies = ["A_b.c>=1", "d"]', ["a-b-c"]) == ["d"]
 
 
