@@ -51,6 +51,7 @@ def test_a_streamed_message(client: httpx.Client) -> None:
         ("/v1/messages/batches", {}, 404, "not_found_error"),
         ("/v1/nothing", VERSION, 404, "not_found_error"),
         ("/v1/messages", {"content-type": "text/plain"}, 400, "invalid_request_error"),
+        ("/v1/messages/count_tokens", {"content-type": "text/plain"}, 400, "invalid_request_error"),
     ],
 )
 def test_errors(client: httpx.Client, path: str, headers: dict[str, str], status: int, kind: str) -> None:

@@ -262,7 +262,7 @@ def test_ten_thousand_turns(server: Server, seed: int) -> None:
 @pytest.mark.parametrize("dialect", [CHAT, MESSAGES])
 def test_small_values_count_as_the_memory_that_they_take(dialect: str, value: str) -> None:
     server = Server()
-    bodies = [called_with(number, f"[{number}{f',{value}' * 20_000}]")[dialect] for number in range(6)]
+    bodies = [called_with(number, f"[{number}{f',{value}' * 8_000}]")[dialect] for number in range(6)]
     server.prompt(dialect, bodies[0])
     before = server.memory.bytes
     tracemalloc.start()
