@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -124,7 +125,7 @@ def render(report: SessionReport) -> str:
     )
 
 
-class _Conversation:
+class _Conversation(ABC):
     """A coding agent's: calls of a tool, and results of a hundred lines."""
 
     sends_replies: bool
@@ -161,17 +162,17 @@ class _Conversation:
             self._add_call(said, self._text(self._new // 10), self._text(self._new * 9 // 10))
         return decoding_s
 
+    @abstractmethod
     def _begin(self, instructions: str, question: str) -> None:
         """The conversation's first words."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _body(self) -> bytes:
         """The next request."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _reply(self, body: bytes) -> tuple[str, int]:
         """The text of the reply to a request, and its prompt tokens. Raises BenchError."""
-        raise NotImplementedError
 
     def _add_call(self, content: str | None, argument: str, result: str) -> None:
         """The model's text, unless the server has it, its call and the tool's result."""
@@ -179,12 +180,13 @@ class _Conversation:
         arguments = msgspec.json.encode({"path": "src/parser.py", "text": argument}).decode()
         self._add(content, f"call_{self._number}", arguments, result)
 
+    @abstractmethod
     def _add(self, content: str | None, id: str, arguments: str, result: str) -> None:
-        raise NotImplementedError
+        """The same, as the API has it."""
 
+    @abstractmethod
     def close(self) -> None:
         """Close its connection."""
-        raise NotImplementedError
 
     def _text(self, length: int) -> str:
         words: list[str] = []
