@@ -63,17 +63,13 @@ class ChatTemplate:
         Raises ValueError if a template does not compile.
         """
         self._sources = sources
-        environment = _environment()
-        self._templates: dict[str, jinja2.Template] = {}
-        for name, source in sources.items():
-            try:
-                tree = environment.parse(source)
-                prepare(tree)
-                self._templates[name] = template = environment.from_string(tree, globals=special_tokens)
-                adopt(template)
-            except jinja2.TemplateSyntaxError as error:
-                raise ValueError(f"line {error.lineno}: {error.message}") from None
-            template.globals = dict(template.globals)  # a ChainMap, which is copied for every rendering
+        self._special_tokens = special_tokens
+        self._resumed: dict[str, jinja2.Template] = {}
+        """Those whose loops can be resumed, which take longer for short conversations; made when needed."""
+        try:
+            self._templates = {name: self._compiled(name) for name in sources}
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"line {error.lineno}: {error.message}") from None
 
     @classmethod
     def load(
@@ -123,9 +119,12 @@ class ChatTemplate:
         known["add_generation_prompt"] = add_generation_prompt
         known["tools"] = tools
         known["documents"] = documents
-        template = self._templates[self._name(bool(tools))]
+        name = self._name(bool(tools))
+        if rendering is not None:
+            return _rendered(self._resumable(name), known, rendering)
+        template = self._templates[name]
         if not continue_final_message:
-            return _rendered(template, known, rendering)
+            return _rendered(template, known)
         _append_mark(messages[-1])
         text, mark, rest = _rendered(template, known).rpartition(_MARK)
         if not mark:
@@ -135,6 +134,23 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         return text if rest.startswith(" ") else text.rstrip()
+
+    def _compiled(self, name: str, *, resumable: bool = False) -> jinja2.Template:
+        environment = _environment()
+        tree = environment.parse(self._sources[name])
+        if resumable:
+            prepare(tree)
+        template = environment.from_string(tree, globals=self._special_tokens)
+        if resumable:
+            adopt(template)
+        template.globals = dict(template.globals)  # a ChainMap, which is copied for every rendering
+        return template
+
+    def _resumable(self, name: str) -> jinja2.Template:
+        template = self._resumed.get(name)
+        if template is None:  # two threads may make it at once: the first one's is taken
+            template = self._resumed.setdefault(name, self._compiled(name, resumable=True))
+        return template
 
     def _name(self, tools: bool) -> str:
         if tools and WITH_TOOLS in self._templates:

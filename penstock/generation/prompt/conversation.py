@@ -46,13 +46,9 @@ def conversation(
     """``messages`` as dictionaries; ``known``: the first of them, as they were made before. Texts beside
     calls that the template does not show are appended to ``before_calls``, for :func:`put_before_calls`.
     Raises ApiError for parts that are not text, and what else a message cannot have."""
-    plain = [
-        *known,
-        *(
-            _message(messages[number], f"messages[{number}]", rules)
-            for number in range(len(known), len(messages))
-        ),
-    ]
+    fresh = enumerate(messages[len(known) :], len(known)) if known else enumerate(messages)
+    plain = [*known]
+    plain += [_message(message, f"messages[{number}]", rules) for number, message in fresh]
     if any(message.tool_calls for message in messages):
         _join_results(messages, plain, rules)
     if rules.before_calls is not None and before_calls is not None:
