@@ -29,6 +29,8 @@ DIGEST_BYTES = 32
 
 PREFIX = "base_model.model."
 """What PEFT puts before a layer's path in the model."""
+TEXT_PART = re.compile(r"(?:model\.language_model|language_model\.model)\.")
+"""What stands in a layer's path for ``model.`` if the adapter was trained on a model with image input."""
 _WEIGHT = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[AB])\.weight")
 _UNSUPPORTED = {
     "lora_magnitude_vector": "DoRA is not supported",
@@ -187,7 +189,10 @@ def _pair(tensors: Mapping[str, TensorView], config: PeftConfig) -> dict[str, Lo
             raise AdapterError(
                 f"{WEIGHTS_FILE}: tensor {name}: its shape is {list(view.shape)}; a matrix is needed"
             )
-        matrices = layers.setdefault(match["layer"].removeprefix(PREFIX), {})
+        layer = match["layer"].removeprefix(PREFIX)
+        if text := TEXT_PART.match(layer):
+            layer = f"model.{layer[text.end() :]}"
+        matrices = layers.setdefault(layer, {})
         if match["matrix"] in matrices:
             raise AdapterError(f"{WEIGHTS_FILE}: tensor {name}: its layer has another lora_{match['matrix']}")
         matrices[match["matrix"]] = view

@@ -101,6 +101,13 @@ def test_names_without_peft_s_prefix(adapter: Path) -> None:
     assert list(describe(adapter).modules) == [Q]
 
 
+@pytest.mark.parametrize("part", ["model.language_model.", "language_model.model."])
+def test_names_of_a_text_part_are_those_of_a_model_of_text_alone(adapter: Path, part: str) -> None:
+    own = f"{PREFIX}{part}{Q.removeprefix('model.')}"
+    write_weights(adapter, {f"{own}.lora_A.weight": (8, 4), f"{own}.lora_B.weight": (4, 8)})
+    assert list(describe(adapter).modules) == [Q]
+
+
 def test_other_files_may_lie_there(adapter: Path) -> None:
     digest = describe(adapter).digest
     (adapter / "README.md").write_text("x")

@@ -14,7 +14,8 @@ from penstock.engine.torch.expert_parallel import IMPLEMENTATION, ExpertParallel
 from penstock.engine.torch.experts import pick_experts
 from penstock.engine.torch.host_reads import ROPE_BY_LENGTH, remove_host_reads
 from penstock.engine.torch.out_of_memory import is_out_of_memory
-from penstock.engine.torch.supported_models import WITH_EXPERTS, check_supported
+from penstock.engine.torch.supported_models import TEXT_PARTS, WITH_EXPERTS, check_supported
+from penstock.engine.torch.weight_map import TEXT_NAMES
 from penstock.engine.vocabulary import length_field
 
 NAMES_SHOWN = 3
@@ -74,13 +75,20 @@ def read_shape(model_dir: str) -> ModelShape:
 
 
 def _read_config(model_dir: str) -> Any:
+    """transformers' configuration of the model, of the text part if it has others."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        config: Any = AutoConfig.from_pretrained(model_dir, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
         raise ConfigError(f"{model_dir}/config.json: {one_line(error)}") from None
+    if config.model_type not in TEXT_PARTS:
+        return config
+    text = config.text_config
+    text.dtype = text.dtype or config.dtype
+    text.tie_word_embeddings = config.tie_word_embeddings  # of these transformers reads the whole model's
+    return text
 
 
 def _max_positions(described: dict[str, Any]) -> int:
@@ -147,11 +155,14 @@ def _read_model(
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     model_class: Any = AutoModelForCausalLM
+    config = _read_config(model_dir)
     if experts is not None:
-        model_class = experts.sharded_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(_read_config(model_dir))])
+        model_class = experts.sharded_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     try:
         model, report = model_class.from_pretrained(
             model_dir,
+            config=config,
+            key_mapping=TEXT_NAMES,
             local_files_only=True,
             use_safetensors=only_safetensors or None,
             ignore_mismatched_sizes=True,  # reported below, by name

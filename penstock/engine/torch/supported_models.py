@@ -16,6 +16,7 @@ SUPPORTED_MODELS: dict[str, str] = {
     "exaone4": "EXAONE 4",
     "gemma": "Gemma",
     "gemma2": "Gemma 2",
+    "gemma3": "Gemma 3 with image input: its text part",
     "gemma3_text": "Gemma 3, text only",
     "glm": "GLM-4-9B",
     "glm4": "GLM-4-0414",
@@ -50,6 +51,11 @@ SUPPORTED_MODELS: dict[str, str] = {
 with transformers' own."""
 
 
+TEXT_PARTS = {"gemma3": "gemma3_text"}
+"""model_types of models with image input, of which the text part is run, that of ``text_config`` in
+config.json; and the model_type of a text part that states none."""
+
+
 WITH_EXPERTS = frozenset({"granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"})
 """model_types with experts, which can be split over ranks."""
 
@@ -73,6 +79,18 @@ def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
             f"{path}: model_type {kind!r} is not supported by the torch engine; it runs "
             f"{', '.join(SUPPORTED_MODELS)}; for a model that vLLM has, take --engine vllm"
         )
+    if kind in TEXT_PARTS:
+        text = described.get("text_config")
+        if not isinstance(text, dict):
+            raise ConfigError(
+                f"{path}: model_type {kind!r} has no text_config, an object that describes its text part"
+            )
+        kind, described = text.get("model_type", TEXT_PARTS[kind]), text | described
+        if kind not in SUPPORTED_MODELS:
+            raise ConfigError(
+                f"{path}: the text part is of model_type {kind!r}, which the torch engine does not support; "
+                f"it runs {', '.join(SUPPORTED_MODELS)}; for a model that vLLM has, take --engine vllm"
+            )
     if quantization := described.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         how = f" ({method})" if method else ""

@@ -23,6 +23,12 @@ DTYPES = {
     "BF16": torch.bfloat16,
 }
 """Types of tensors that are taken, which are those of weights that are not quantized."""
+TEXT_NAMES = {
+    r"^(?:model\.language_model|language_model\.model)\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
+"""From the names of a model's text part, those of its transformers model and those of released files, to the
+names of a model of text alone."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -46,7 +52,7 @@ class WeightMap:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming
 
-        rules = get_model_conversion_mapping(model)
+        rules = get_model_conversion_mapping(model, TEXT_NAMES)
         self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         self._by_pattern = {pattern: rule for rule in self._converters for pattern in rule.source_patterns}

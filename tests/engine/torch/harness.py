@@ -46,6 +46,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window": 24},
     "gemma": {"head_dim": 16},
     "gemma2": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
+    "gemma3": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
     "gemma3_text": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
     "glm": {"head_dim": 8},
     "glm4": {"head_dim": 8},
@@ -76,6 +77,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "stablelm": {},
     "starcoder2": {"sliding_window": 24},
 }
+OTHER_PARTS: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "vision_config": {"hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 1},
+        "image_token_index": VOCAB - 1,
+    },
+}
+"""Of models with image input; their text parts have the options of :data:`FAMILIES`."""
 _RENAMED = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -109,6 +117,9 @@ def make_model(kind: str, directory: Path, **changes: Any) -> transformers.PreTr
         options = {_OLD_NAMES[kind].get(key, key): value for key, value in options.items()}
         for absent in ("intermediate_size", "num_key_value_heads"):
             options.pop(absent)
+    if kind in OTHER_PARTS:
+        tied = {name: options[name] for name in ("tie_word_embeddings",) if name in options}
+        options = OTHER_PARTS[kind] | tied | {"text_config": options}
     config = type(known)(**options)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     model.save_pretrained(directory)

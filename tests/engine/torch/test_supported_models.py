@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import load_file, save_file
 
 from penstock.config.errors import ConfigError
 from penstock.engine.torch.model_loader import read_shape
@@ -71,6 +72,15 @@ def test_the_page_lists_all_families() -> None:
             r"quantized \(awq\), which the torch engine does not run",
         ),
         ('{"model_type": "qwen3", "quantization_config": "x"}', "quantized, which the torch engine"),
+        ('{"model_type": "gemma3"}', "'gemma3' has no text_config"),
+        (
+            '{"model_type": "gemma3", "text_config": {"model_type": "mamba"}}',
+            "the text part is of model_type 'mamba', which the torch engine does not support",
+        ),
+        (
+            '{"model_type": "gemma3", "text_config": {}, "quantization_config": {"quant_method": "gptq"}}',
+            r"quantized \(gptq\)",
+        ),
     ],
 )
 def test_what_is_no_supported_architecture_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -79,6 +89,27 @@ def test_what_is_no_supported_architecture_is_refused(tmp_path: Path, text: str,
         check_supported(tmp_path)
     with pytest.raises(ConfigError, match=message):
         make_engine(tmp_path)
+
+
+def test_a_text_part_is_read_under_either_name(tmp_path: Path) -> None:
+    """Those of the release, which transformers writes, and those that its models have."""
+    model = make_model("gemma3", tmp_path, tie_word_embeddings=False)
+    path, prompt = tmp_path / "model.safetensors", prompts()[1]
+    expected = generate(model, prompt, TOKENS)
+    tensors = load_file(path)
+    assert {"language_model.model.norm.weight", "language_model.lm_head.weight"} < tensors.keys()
+    assert run_all(make_engine(tmp_path), [submit(0, prompt, max_tokens=TOKENS)])[0].tokens == expected
+    save_file(model.state_dict(), path)
+    assert "model.language_model.norm.weight" in load_file(path)
+    assert run_all(make_engine(tmp_path), [submit(0, prompt, max_tokens=TOKENS)])[0].tokens == expected
+
+
+def test_random_weights_of_a_text_part(tmp_path: Path) -> None:
+    make_model("gemma3", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    engine = make_engine(tmp_path, load_format="dummy")
+    assert run_all(engine, [submit(0, [5], max_tokens=2, ignore_eos=True)])[0].tokens
+    assert engine.info.max_model_len == 1024
 
 
 WITHOUT_LENGTH = {"bloom", "cpmant", "falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "xlnet", "xlstm"}
