@@ -15,6 +15,7 @@ from penstock.engine.torch.experts import pick_experts
 from penstock.engine.torch.host_reads import ROPE_BY_LENGTH, remove_host_reads
 from penstock.engine.torch.out_of_memory import is_out_of_memory
 from penstock.engine.torch.supported_models import TEXT_PARTS, WITH_EXPERTS, check_supported
+from penstock.engine.torch.transformers_imports import import_transformers, made_without_compiler
 from penstock.engine.torch.weight_map import TEXT_NAMES
 from penstock.engine.vocabulary import length_field
 
@@ -76,6 +77,7 @@ def read_shape(model_dir: str) -> ModelShape:
 
 def _read_config(model_dir: str) -> Any:
     """transformers' configuration of the model, of the text part if it has others."""
+    import_transformers()
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -159,16 +161,17 @@ def _read_model(
     if experts is not None:
         model_class = experts.sharded_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     try:
-        model, report = model_class.from_pretrained(
-            model_dir,
-            config=config,
-            key_mapping=TEXT_NAMES,
-            local_files_only=True,
-            use_safetensors=only_safetensors or None,
-            ignore_mismatched_sizes=True,  # reported below, by name
-            output_loading_info=True,
-            **options,
-        )
+        with made_without_compiler():
+            model, report = model_class.from_pretrained(
+                model_dir,
+                config=config,
+                key_mapping=TEXT_NAMES,
+                local_files_only=True,
+                use_safetensors=only_safetensors or None,
+                ignore_mismatched_sizes=True,  # reported below, by name
+                output_loading_info=True,
+                **options,
+            )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         if is_out_of_memory(error):
             raise
