@@ -29,6 +29,7 @@ GATEWAYS_VENV := .venv-gateways
 SCHEMAS := .venv-schemas
 NODE := tests/clients/node
 AGENTS := tests/agents
+PAGE := tests/page/node
 # The files of an NVIDIA GPU's driver.
 GPU := $(wildcard /dev/nvidiactl /proc/driver/nvidia /dev/dxg)
 # Every target with tests of its own, for test-all: test-gpu where there is an NVIDIA GPU.
@@ -39,7 +40,7 @@ VLLM_CASES := .venv-vllm-cases
 # What clients leave open, and warn of, is theirs.
 CLIENT_TESTS := -m pytest -W ignore -p no:unraisableexception tests/clients
 
-.PHONY: install install-dev no-gpu serve test test-slow test-gpu test-all test-pythons test-ray test-vllm test-parsers test-templates test-clients test-agents test-schemas check format bench bench-against bench-agentx bench-gateways clean
+.PHONY: install install-dev no-gpu serve test test-slow test-gpu test-all test-pythons test-ray test-vllm test-parsers test-templates test-clients test-agents test-page test-schemas check format bench bench-against bench-agentx bench-gateways clean
 
 install: $(VENV)/.installed  ## What serving needs.
 install-dev: $(VENV)/.installed-dev  ## What tests, linters and every optional part need.
@@ -140,6 +141,13 @@ $(AGENTS)/node_modules: $(AGENTS)/package-lock.json
 	npm install --prefix $(AGENTS) --no-save --silent
 	touch $@
 
+# The web page by CommonMark's cases and axe's rules, as npm has them.
+test-page: install-dev $(PAGE)/node_modules
+	$(BIN)/python -m pytest tests/page $(ARGS)
+
+$(PAGE)/node_modules: $(PAGE)/package-lock.json
+	npm ci --prefix $(PAGE) --silent && touch $@
+
 test-schemas: install-dev $(SCHEMAS)/.installed  ## Grammars of other people's schemas against a reference validator.
 	PYTHONPATH=$(SCHEMAS) $(BIN)/python -m pytest tests/schemas $(ARGS)
 
@@ -186,4 +194,4 @@ $(GATEWAYS_VENV)/.installed: requirements-gateways.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(RAY_VENV) $(VLLM_VENV) $(VLLM_CASES) $(TEMPLATES_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(SCHEMAS) $(NODE)/node_modules $(AGENTS)/node_modules build dist *.egg-info .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(RAY_VENV) $(VLLM_VENV) $(VLLM_CASES) $(TEMPLATES_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(SCHEMAS) $(NODE)/node_modules $(AGENTS)/node_modules $(PAGE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache

@@ -25,14 +25,18 @@ SHOWN = {
     ),
     "1. run\n  ```sh\n  ls\n  ```\n2. then": "<ol start=1><li>run<pre>ls</pre><li>then</ol>",
     "1. run\n```\nls\n```\n2. then": "<ol start=1><li>run</ol><pre>ls</pre><ol start=2><li>then</ol>",
-    "10. a\n\n   second\n\n    third\n11. b": "<ol start=10><li>a<p>second</p><p>third</p><li>b</ol>",
+    "10. a\n\n    second\n\n    third\n11. b": (
+        "<ol start=10><li><p>a</p><p>second</p><p>third</p><li><p>b</p></ol>"
+    ),
+    "10. a\n  - b\n  - c\n\n- d": "<ol start=10><li>a<ul><li>b<li>c</ul></ol><ul><li>d</ul>",
+    "- [ ] a\n- [x] **b**\n- [y] c": "<ul><li>[] a<li>[x] <strong>b</strong><li>[y] c</ul>",
     "- a\n    - b\n        - c\n- d\nlazy": "<ul><li>a<ul><li>b<ul><li>c</ul></ul><li>d\nlazy</ul>",
     "* a\n+ b\n- - -\nx": "<ul><li>a</ul><ul><li>b</ul><hr><p>x</p>",
-    "- ```\n  a\n\n      b\n  ```\n\n\n- c": "<ul><li><pre>a\n\n    b</pre><li>c</ul>",
+    "- ```\n  a\n\n      b\n  ```\n\n\n- c": "<ul><li><pre>a\n\n    b</pre><li><p>c</p></ul>",
     "```make\nall:\n\tcc\n```": "<pre>all:\n\tcc</pre>",
     "- ```make\n  all:\n  \tcc\n  ```": "<ul><li><pre>all:\n\tcc</pre></ul>",
     "````md\n```\nx\n```\n````\n~~~\n```\n~~~": "<pre>```\nx\n```</pre><pre>```</pre>",
-    "text\n    more\n\n    code\n\n      deeper": "<p>text\n    more</p><pre>code\n\n  deeper</pre>",
+    "text\n    more\n\n    code\n\n      deeper": "<p>text\nmore</p><pre>code\n\n  deeper</pre>",
     "> a\n> - b\nlazy\n\n> > c": (
         "<blockquote><p>a</p><ul><li>b\nlazy</ul></blockquote>"
         "<blockquote><blockquote><p>c</p></blockquote></blockquote>"
@@ -48,21 +52,51 @@ SHOWN = {
     ),
     "2*3*4 \\*i\\* ~~j~~ **k": "<p>2*3*4 *i* <del>j</del> **k</p>",
     "`` a ` b `` &lt; <b>c</b> `&lt;` ` d": "<p>[a ` b] &lt; &lt;b&gt;c&lt;/b&gt; [&amp;lt;] ` d</p>",
-    "[l](javascript:x) ![i](http://x/y)": "<p>[l](javascript:x) ![i](http://x/y)</p>",
+    "[l](javascript:x) [m](JaVaScRiPt:x) [n](/v1/models) [o](data:text/html,x) [p](//x.y)": (
+        "<p>l{javascript:x} m{JaVaScRiPt:x} n{/v1/models} o{data:text/html,x} p{//x.y}</p>"
+    ),
+    '[l *m*](https://x.y/z?a=1&b "t") ![i](http://x/y) <mailto:a@b.c> a@b.c': (
+        "<p><a https://x.y/z?a=1&amp;b>l <em>m</em></a> <a http://x/y>i</a>"
+        " <a mailto:a@b.c>mailto:a@b.c</a> a@b.c</p>"
+    ),
+    "(see https://x.y/a_b_(c), www.x.y.) `http://x`, ahttp://x **http://b.c**": (
+        "<p>(see <a https://x.y/a_b_(c)>https://x.y/a_b_(c)</a>, <a https://www.x.y/>www.x.y</a>.)"
+        " [http://x], ahttp://x <strong><a http://b.c/>http://b.c</a></strong></p>"
+    ),
+    "[a] [b][] [c][A]\n\n[A]: http://x.y/ 't'\n[b]: <http://z/>": (
+        "<p><a http://x.y/>a</a> <a http://z/>b</a> <a http://x.y/>c</a></p>"
+    ),
+    "$a_1*b_1*c$ \\(x_1 * y_1\\) it's $5 *and* $6 \\[ \\frac{a}{b} \\]": (
+        "<p>$a_1*b_1*c$ \\(x_1 * y_1\\) it's $5 <em>and</em> $6 \\[ \\frac{a}{b} \\]</p>"
+    ),
+    "so\n$$\na\n= b\n- c\n$$\n\\[\n1. x\n\\]\n- y": (
+        "<p>so</p><p>$$\na\n= b\n- c\n$$</p><p>\\[\n1. x\n\\]</p><ul><li>y</ul>"
+    ),
+    "a  \nb\\\nc\n\n<a href='x_y_z'>*d*</a>": (
+        "<p>a<br>b<br>c</p><p>&lt;a href='x_y_z'&gt;<em>d</em>&lt;/a&gt;</p>"
+    ),
+    "~a~ ~~~b~~~c &copy;&#x41;&#0;&nope;": "<p><del>a</del> ~~~b~~~c ©A\ufffd&amp;nope;</p>",
 }
-"""Texts and their elements, in short: code blocks are <pre>, other code is in [brackets]; what says nothing
-about the structure is left out."""
+"""Texts and their elements, in short: code blocks are <pre>, other code is in [brackets], the target of what
+looks like a link and is none in {braces}; what says nothing about the structure is left out."""
 
 HARNESS = """
 const { markdown } = await import(new URL("page/markdown.js", document.baseURI));
 const { LiveMarkdown } = await import(new URL("page/live_markdown.js", document.baseURI));
 const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 const PLAIN = ["SPAN", "DIV", "THEAD", "TBODY"];
-const OPEN = ["LI", "TR", "TH", "TD", "HR"];
+const OPEN = ["LI", "TR", "TH", "TD", "HR", "BR"];
 window.short = (node) => {
   if (node.nodeType === Node.TEXT_NODE) return escaped(node.data);
   if (node.className === "code-block") return `<pre>${escaped(node.querySelector("code").textContent)}</pre>`;
   const inside = [...node.childNodes].map(short).join("");
+  if (node.tagName === "INPUT") return node.checked ? "[x]" : "[]";
+  if (node.className === "target" && node.tagName === "SPAN") return `${inside}{${escaped(node.title)}}`;
+  if (node.tagName === "A") {
+    const safe = node.target === "_blank" && node.rel === "noopener noreferrer" && node.title;
+    if (!safe) return "an unsafe link";
+    return `<a ${escaped(node.href)}>${inside}</a>`;
+  }
   if (!node.tagName || PLAIN.includes(node.tagName)) return inside;
   if (node.tagName === "CODE") return `[${inside}]`;
   const name = node.tagName.toLowerCase();
@@ -114,6 +148,9 @@ LONG: dict[str, str] = {
     "open and closed": "*a **b " * 13_000 + "a** b*" * 13_000,
     "quotes": ">" * 190_000,
     "bullets": "- " * 95_000 + "x",
+    "links": "[a](http://b.c " * 20_000,
+    "brackets": "[" * 10_000 + "]" * 10_000 + "(",
+    "definitions": "[a]: /b\n" * 10_000 + "\n" + "[a] " * 10_000,
     "nested": "".join(" " * (2 * n % 200) + "- x\n" for n in range(1800)),
     "a wide table": "|a" * 20_000 + "\n" + "|-" * 20_000 + "\n" + "|\n" * 40_000,
     "fences": "- ```x\n" * 27_000,
