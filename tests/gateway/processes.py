@@ -22,6 +22,8 @@ import httpx
 import msgspec
 import psutil
 
+from tests.launcher import COMMAND, Process, start
+
 WAIT_S = 90.0
 
 
@@ -194,7 +196,7 @@ def three_in_a_row(goes_well: Callable[[], bool]) -> None:
 class Gateway:
     """A gateway process and a client for it."""
 
-    process: subprocess.Popen[str]
+    process: Process | subprocess.Popen[str]
     url: str
     client: httpx.Client
     lines: list[str] = field(default_factory=list)
@@ -243,27 +245,24 @@ def gateway(
     not take an endpoint out. ``terminal``: descriptor of what becomes its controlling terminal. ``verify``:
     how its client verifies one with TLS."""
     urls = [each if isinstance(each, str) else each.url for each in upstreams]
-    command = [python, "-m", "penstock.cli.main", "gateway", "--port", "0", "--access-log", "all"]
+    arguments = ["--port", "0", "--access-log", "all", *(["--endpoints", *urls] if urls else []), *options]
     if "--scrape-interval" not in options:
-        options = (*options, "--scrape-interval", "0")
-    process = subprocess.Popen(
-        [*command, *(["--endpoints", *urls] if urls else []), *options],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        pass_fds=() if terminal is None else (terminal,),
-        preexec_fn=None if terminal is None else partial(fcntl.ioctl, terminal, termios.TIOCSCTTY, 0),
-    )
-    assert process.stderr is not None
+        arguments += ["--scrape-interval", "0"]
+    controlled: dict[str, Any] = {}
+    if terminal is not None:
+        controls = partial(fcntl.ioctl, terminal, termios.TIOCSCTTY, 0)
+        controlled = {"pass_fds": [terminal], "preexec_fn": controls}
+    process = start("gateway", *arguments, command=(python, *COMMAND[1:]), **controlled)
+    assert process.stdout is not None
     lines = []
     url = ""
-    for line in process.stderr:
+    for line in process.stdout:
         lines.append(line)
         if match := re.match(r" +URL +(https?://\S+)/v1", line):
             url = match.group(1)
         if line.startswith("ready in"):
             break
-    reader = threading.Thread(target=lambda stream: lines.extend(stream), args=(process.stderr,))
+    reader = threading.Thread(target=lambda stream: lines.extend(stream), args=(process.stdout,))
     reader.start()
     try:
         assert url, "".join(lines)
@@ -277,7 +276,7 @@ def gateway(
             process.kill()
             process.wait()
         reader.join()
-        process.stderr.close()
+        process.stdout.close()
         print("".join(lines))
 
 

@@ -18,6 +18,8 @@ from typing import Any, Self
 import httpx
 import psutil
 
+from tests.launcher import COMMAND, start
+
 # Making one takes longer than most requests, and every client of httpx makes its own.
 TLS = ssl.create_default_context()
 START_S = 90.0
@@ -43,15 +45,9 @@ class Server:
         self._listens = "--headless" not in arguments
         tcp = ("--port", "0", "--allow-loopback-admin")
         listening = tcp if self._listens and "--uds" not in arguments else ()
-        command = [*within, python, "-m", "penstock.cli.main", "serve", *listening, *arguments]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=None if environ is None else dict(environ),
-            start_new_session=True,
-        )
+        options = {} if environ is None else {"env": dict(environ)}
+        command = (*within, python, *COMMAND[1:])
+        self.process = start("serve", *listening, *arguments, command=command, **options)
         self._lines: list[str] = []
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -33,6 +33,7 @@ def start() -> Iterator[Start]:
         started.append(collector)
         return collector
 
+    gc.unfreeze()  # what the harness froze
     yield start
     for collector in started:
         gc.callbacks.remove(collector.pauses._on_collection)
@@ -40,6 +41,7 @@ def start() -> Iterator[Start]:
     gc.enable()
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+    gc.freeze()
 
 
 def knots(number: int) -> list[weakref.ref[Knot]]:
