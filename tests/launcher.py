@@ -16,6 +16,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from setproctitle import setproctitle
+
 from penstock.cli.main import main
 
 IMPORTED = (
@@ -132,6 +134,7 @@ def _serve(requests: socket.socket) -> list[str]:
 
 
 if __name__ == "__main__":
+    setproctitle("penstock launcher")  # it finds its place before the environment is replaced
     for name in IMPORTED:
         importlib.import_module(name)
     if given := _serve(socket.socket(fileno=int(sys.argv[1]))):

@@ -64,7 +64,7 @@ def check(operation: APIOperation, server: Server, examples: int, **fields: Any)
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
 def test_replies_are_those_of_the_document(fast: Server, operation: APIOperation) -> None:
-    check(operation, fast, 10)
+    check(operation, fast, 5)
 
 
 @pytest.mark.slow
