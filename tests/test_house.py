@@ -60,7 +60,7 @@ MAX_ATTRIBUTES = 20
 COLUMNS = frozenset({"SlotTable", "EndpointColumns", "EngineStats", "HistoryIndex"})
 """Classes whose attributes are columns, or counters."""
 WIDE_CLASSES = {
-    "penstock.api.process._Server": 26,
+    "penstock.api.process._Server": 25,
     "penstock.engine.loop.process.EngineLoop": 24,
     "penstock.engine.synthetic.engine.SyntheticEngine": 21,
     "penstock.gateway.relay.attempt.Attempt": 26,

@@ -12,7 +12,7 @@ from penstock import __version__
 from penstock.api.access_log import AccessLog
 from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.generate import GenerationRoutes
-from penstock.api.request_spans import RequestSpans
+from penstock.api.request_spans import EndedRequest, record_of
 from penstock.api.response_socket import ResponseSockets
 from penstock.api.route_patterns import RoutePatterns
 from penstock.api.routes import adapters, admin
@@ -40,6 +40,7 @@ from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.stream import StreamError
+from penstock.telemetry.spans import BatchSpanExporter
 from penstock.telemetry.trace_context import TracePropagator
 from penstock.wire.messages import PAUSED, SLEEPING
 
@@ -72,7 +73,7 @@ class App:
     weights: WeightRoutes
     tracing: TracePropagator | None = None
     """None: there are no spans, and traces are ignored."""
-    spans: RequestSpans | None = None
+    spans: BatchSpanExporter[EndedRequest] | None = None
     leaving: bool = False
     """Whether a shutdown has been announced: requests are still served, but ``/ready`` answers 503."""
 
@@ -193,8 +194,8 @@ class App:
     def _finish(self, request: ApiRequest) -> None:
         """The reply has ended."""
         self._access_log.write(request)
-        if self.spans is not None:
-            self.spans.end(request)
+        if self.spans is not None and request.trace is not None and request.trace.sampled:
+            self.spans.add(record_of(request))
 
     async def _send_error(self, request: ApiRequest, error: ApiError, *, probe: bool = False) -> None:
         """Answer with an error. ``probe``: a health check, which is not counted as a refused request."""

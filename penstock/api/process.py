@@ -25,7 +25,7 @@ from penstock.api.app import App
 from penstock.api.background import BackgroundResponses
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.generate import THREADS_BYTES, GenerationRoutes
-from penstock.api.request_spans import RequestSpans, describe
+from penstock.api.request_spans import describe
 from penstock.api.routes.adapters import AdapterRoutes
 from penstock.api.routes.admin import EngineRoutes
 from penstock.api.routes.count_tokens import CountTokensRoutes
@@ -61,6 +61,7 @@ from penstock.http.sockets.connection_source import ConnectionSource, HandedOver
 from penstock.http.tls import server_context, watch_files, watched_certificate
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.board_file import BoardFile
+from penstock.metrics.ended_requests import RequestFigures, RequestKind
 from penstock.metrics.freed_memory import keep_freed_memory
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
@@ -71,7 +72,7 @@ from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.row_metrics import RowMetrics
 from penstock.streaming.rows.io_submit import make_burst_writer
 from penstock.streaming.token_log import TokenLog
-from penstock.telemetry.spans import make_span_exporter
+from penstock.telemetry.exports import Exports
 from penstock.telemetry.trace_context import TracePropagator
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import (
@@ -128,6 +129,17 @@ def _model_files() -> Iterator[None]:
         raise ConfigError(str(error)) from None
 
 
+def _ended(reply: RequestReply, took_s: float) -> RequestFigures:
+    usage, first = reply.usage(), reply.first_token_at
+    return RequestFigures(
+        took_s,
+        None if first is None else first - reply.arrival,
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        max((choice.generated for choice in reply.choices), default=0),
+    )
+
+
 class _Server:
     """Builds the parts, in the order in which what they need becomes known."""
 
@@ -149,18 +161,13 @@ class _Server:
         self._windows = FlowWindows()
         self._metrics_endpoint: MetricsEndpoint
         self._coordinator_client: CoordinatorClient | None = None
-        self._tracing: TracePropagator | None = None
-        self._spans: RequestSpans | None = None
-        if self._config.otlp_endpoint is not None:
-            exporter = make_span_exporter(
-                self._config.otlp_endpoint,
-                describe,
-                service=self._config.otlp_service_name,
-                scope="penstock.api",
-                instance=self._launch.name,
-            )
-            self._tracing = TracePropagator(spans=True, ratio=self._config.otlp_sampling_ratio)
-            self._spans = RequestSpans(exporter)
+        self._exports = Exports(
+            self._config,
+            describe,
+            self._metrics.ended.points,
+            scope="penstock.api",
+            instance=self._launch.instance,
+        )
         self._background: BackgroundResponses | None = None
         self._board_file = BoardFile(self._launch.run_dir, self._launch.incarnation)
         self._accepting: asyncio.Future[None]
@@ -223,8 +230,8 @@ class _Server:
         self._engine_client.close("The server was stopped.")
         if self._background is not None:
             await self._background.close()
-        if self._spans is not None:
-            self._spans.close()
+        self._exports.finish()
+        self._exports.close()
         return 0
 
     async def _engine_or_end(self) -> None:
@@ -312,7 +319,7 @@ class _Server:
                 self._collector,
                 self._clients,
                 self._generation.turns,
-                None if self._spans is None else self._spans.counts,
+                self._exports.span_counts,
             ),
             chat=template is not None,
             refresh=self._refresh_metrics,
@@ -347,9 +354,14 @@ class _Server:
             ),
             operations=OperationRoutes(self._config, self._engine_client, self._state_changes),
             weights=self._weight_routes(),
-            tracing=self._tracing,
-            spans=self._spans,
+            tracing=self._tracing(),
+            spans=self._exports.spans,
         )
+
+    def _tracing(self) -> TracePropagator | None:
+        if self._exports.spans is None:
+            return None
+        return TracePropagator(spans=True, ratio=self._config.otlp_sampling_ratio)
 
     def _weight_routes(self) -> WeightRoutes:
         client, launch = self._engine_client, self._launch
@@ -380,7 +392,7 @@ class _Server:
             on_refusal=app.refused,
             windows=self._windows,
         )
-        helpers = []
+        helpers = [asyncio.ensure_future(each) for each in self._exports.running()]
         if config.log_interval:
             self._throughput_task = asyncio.ensure_future(self._log_throughput())
             helpers.append(self._throughput_task)
@@ -470,8 +482,13 @@ class _Server:
         if outcome == "refused":  # counted with those that are refused before they have a reply
             return
         metrics = self._metrics
-        metrics.end(reply.format.api, outcome)
-        metrics.e2e.add(time.monotonic() - reply.arrival)
+        kind, took_s = (
+            RequestKind(reply.format.api, outcome, reply.plan.model),
+            time.monotonic() - reply.arrival,
+        )
+        metrics.ended.add(kind, took_s)
+        if self._exports.metrics is not None:
+            metrics.ended.add_exported(kind, _ended(reply, took_s))
         requests = metrics.requests_by_engine(reply.first_rank)
         n, choices = reply.plan.n, reply.choices
         if len(choices) == 1:

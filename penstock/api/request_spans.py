@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.api.api_request import ApiRequest
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.token_usage import TokenUsage
-from penstock.telemetry.spans import OPERATIONS, PROVIDERS, Attribute, BatchSpanExporter, SpanData, present
+from penstock.metrics.ended_requests import GOOD
+from penstock.telemetry.spans import OPERATIONS, PROVIDERS, Attribute, SpanData, present
 from penstock.telemetry.trace_context import TraceContext
-
-_GOOD = ("stop", "length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,28 +87,8 @@ def describe(request: EndedRequest) -> SpanData:
     return SpanData(name, present(attributes), events, request.error_type)
 
 
-class RequestSpans:
-    """Records the spans of one API server."""
-
-    def __init__(self, exporter: BatchSpanExporter[EndedRequest]) -> None:
-        self._exporter = exporter
-
-    def end(self, request: ApiRequest) -> None:
-        """The request has ended; it has a span if its trace is sampled."""
-        if request.trace is not None and request.trace.sampled:
-            self._exporter.add(_ended(request))
-
-    @property
-    def counts(self) -> Counter[str]:
-        """Spans by state: exported, failed, dropped."""
-        return self._exporter.counts
-
-    def close(self) -> None:
-        """Export what waits, for at most 2 seconds."""
-        self._exporter.close()
-
-
-def _ended(request: ApiRequest) -> EndedRequest:
+def record_of(request: ApiRequest) -> EndedRequest:
+    """What its span is made of, of a request that has ended."""
     reply, error = request.reply, request.error
     ended = EndedRequest(
         trace=request.trace,
@@ -125,7 +103,7 @@ def _ended(request: ApiRequest) -> EndedRequest:
     if reply is None:
         return ended
     outcome = reply.outcome or None
-    failure = None if outcome in _GOOD else outcome or "refused"
+    failure = None if outcome in GOOD else outcome or "refused"
     return replace(
         ended,
         error_type=ended.error_type or failure,

@@ -66,7 +66,7 @@ from penstock.http.sockets.connection_source import ConnectionSource
 from penstock.http.tls import ReplacedFiles, server_context, watched_certificate
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.streaming.rows.io_submit import make_burst_writer
-from penstock.telemetry.spans import BatchSpanExporter, make_span_exporter
+from penstock.telemetry.exports import Exports
 from penstock.telemetry.trace_context import TracePropagator
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ class GatewayParts:
     catching_up: CatchingUp
     caches: FollowedCaches | None
     """None: endpoints publish no KV cache events."""
-    spans: BatchSpanExporter[RequestRecord] | None
-    """None: no spans are exported."""
+    exports: Exports[RequestRecord]
     routed_requests: RoutedRequests | None
     envoy: EnvoyServer | None
     log_forwarding: LogForwarding | None
@@ -148,18 +147,18 @@ def assemble(
         caches=caches,
     )
     pool.on_updated.append(prefill.follow)
-    spans = _make_span_exporter(config)
     options = ExpositionLimits(config.metrics_compat, pool=name_of_pool(config))
     kubernetes = make_kubernetes_discovery(config)
     metrics = GatewayMetrics(lambda: pool.endpoints, options, directory.listed_name)
     metrics.sources += [admission.figures, prefill.figures, shadows.figures]
     metrics.sources.append(lambda: model_figures(directory, metrics.in_flight))
     metrics.sources += [each.figures for each in (caches, kubernetes) if each is not None]
-    if spans is not None:
-        counts = spans.counts
-        metrics.sources.append(lambda: [Figure(SPANS, n, {"state": state}) for state, n in counts.items()])
-    recorder = RequestRecorder(metrics, config.access_log, spans, config.log_content, admission.billing)
-    tracing = TracePropagator(spans=spans is not None, ratio=config.otlp_sampling_ratio)
+    exports = Exports(config, span_data, metrics.points, scope="penstock.gateway", instance=link.instance)
+    metrics.sources.append(lambda: _span_figures(exports))
+    recorder = RequestRecorder(
+        metrics, config.access_log, exports.spans, config.log_content, admission.billing
+    )
+    tracing = TracePropagator(spans=exports.spans is not None, ratio=config.otlp_sampling_ratio)
     intake = Intake(
         _make_keys(config),
         RelayedRoutes(config.allow_route or (), config.root_path),
@@ -212,7 +211,7 @@ def assemble(
         shared_state=SharedState(link, scoreboard, router, clock, config.scrape_interval),
         http=_make_http_server(config, app, source, windows, tls),
         caches=caches,
-        spans=spans,
+        exports=exports,
         routed_requests=routed_requests,
         envoy=envoy,
         log_forwarding=log_forwarding,
@@ -221,12 +220,8 @@ def assemble(
     )
 
 
-def _make_span_exporter(config: GatewayConfig) -> BatchSpanExporter[RequestRecord] | None:
-    if config.otlp_endpoint is None:
-        return None
-    return make_span_exporter(
-        config.otlp_endpoint, span_data, service=config.otlp_service_name, scope="penstock.gateway"
-    )
+def _span_figures(exports: Exports[RequestRecord]) -> list[Figure]:
+    return [Figure(SPANS, count, {"state": state}) for state, count in (exports.span_counts or {}).items()]
 
 
 def _make_keys(config: GatewayConfig) -> ClientKeys:

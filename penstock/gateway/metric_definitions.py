@@ -6,6 +6,8 @@ are those of endpoint pickers that the gateway can replace:
 - ``llm-d``: the picker of the llm-d Router, ``docs/metrics.md`` and ``pkg/epp/metrics`` of its release 0.10.
 - ``gie``: the picker of the Gateway API Inference Extension, ``pkg/epp/metrics`` of its repository at commit
   382cda8d4597, before the picker moved to the llm-d Router.
+
+``otel`` has OpenTelemetry's histograms, which are exported, and not part of ``/metrics``.
 """
 
 from __future__ import annotations
@@ -17,8 +19,15 @@ from typing import Literal, NamedTuple
 
 from penstock.metrics.bounds import E2E_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.families import MetricFamily, MetricKind
+from penstock.telemetry.gen_ai_metrics import (
+    REQUEST_DURATION,
+    TIME_PER_OUTPUT_TOKEN,
+    TIME_TO_FIRST_TOKEN,
+    TOKEN_USAGE,
+    GenAiHistogram,
+)
 
-NamingScheme = Literal["own", "llm-d", "gie"]
+NamingScheme = Literal["own", "llm-d", "gie", "otel"]
 
 
 class Figure(NamedTuple):
@@ -48,16 +57,26 @@ class Metric:
     own: InitVar[MetricName]
     llm_d: InitVar[MetricName | None] = None
     gie: InitVar[MetricName | None] = None
+    otel: InitVar[GenAiHistogram | None] = None
     of_host: bool = False
     """For gauges: every worker of the gateway knows the same value. Other gauges, counters and histograms are
     added up over the workers."""
+    exported: GenAiHistogram | None = field(init=False)
     names: Mapping[NamingScheme, MetricName] = field(init=False)
     """Names by naming scheme; a naming scheme without this metric is missing."""
     bounds: tuple[float, ...] = field(init=False)
     """Bucket bounds of all naming schemes, so that one histogram has the buckets of each of them."""
 
-    def __post_init__(self, own: MetricName, llm_d: MetricName | None, gie: MetricName | None) -> None:
+    def __post_init__(
+        self,
+        own: MetricName,
+        llm_d: MetricName | None,
+        gie: MetricName | None,
+        otel: GenAiHistogram | None,
+    ) -> None:
         names: dict[NamingScheme, MetricName | None] = {"own": own, "llm-d": llm_d, "gie": gie}
+        names["otel"] = None if otel is None else MetricName(otel.name, _OTEL, otel.bounds)
+        self.exported = otel
         self.names = {scheme: name for scheme, name in names.items() if name is not None}
         self.bounds = tuple(sorted({bound for name in self.names.values() for bound in name.bounds}))
 
@@ -87,6 +106,7 @@ CONSTANT_LABELS = {"fairness_id": "default-flow", "streaming": "true"}
 have a time to first token."""
 
 _OWN = ("model", "target_model", "api", "outcome", "pool")
+_OTEL = ("model", "target_model", "api", "outcome")
 _GIE = ("model_name", "target_model_name")
 _LLM_D = ("model_name", "target_model_name", "fairness_id", "priority")
 _POOL = ("name",)
@@ -249,6 +269,7 @@ DURATION = Metric(
     _own("request_duration_seconds", E2E_BOUNDS),
     _llm_d("request_duration_seconds", _EPP_DURATION_BOUNDS),
     _gie("objective_request_duration_seconds", _EPP_DURATION_BOUNDS),
+    REQUEST_DURATION,
 )
 PICK = Metric(
     MetricKind.HISTOGRAM,
@@ -265,6 +286,7 @@ TTFT = Metric(
     _own("time_to_first_token_seconds", TTFT_BOUNDS),
     _llm_d("request_ttft_seconds", _EPP_DURATION_BOUNDS[:24], labels=(*_LLM_D, "streaming")),
     _gie("objective_request_ttft_seconds", _EPP_DURATION_BOUNDS),
+    TIME_TO_FIRST_TOKEN,
 )
 TPOT = Metric(
     MetricKind.HISTOGRAM,
@@ -279,6 +301,7 @@ TPOT = Metric(
             *(36.0, 48.0, 60.0, 90.0, 120.0, 180.0, 270.0, 360.0),
         ),
     ),
+    TIME_PER_OUTPUT_TOKEN,
 )
 NTPOT = Metric(
     MetricKind.HISTOGRAM,
@@ -334,6 +357,7 @@ INPUT_TOKENS = Metric(
     _own("request_input_tokens", TOKEN_BOUNDS),
     _llm_d("request_input_tokens", _EPP_TOKENS),
     _gie("objective_input_tokens", _GIE_TOKENS),
+    TOKEN_USAGE,
 )
 OUTPUT_TOKENS = Metric(
     MetricKind.HISTOGRAM,
@@ -342,6 +366,7 @@ OUTPUT_TOKENS = Metric(
     _own("request_output_tokens", TOKEN_BOUNDS),
     _llm_d("request_output_tokens", _EPP_TOKENS[:12]),
     _gie("objective_output_tokens", _EPP_TOKENS[:12]),
+    TOKEN_USAGE,
 )
 CACHED_TOKENS = Metric(
     MetricKind.HISTOGRAM,

@@ -140,7 +140,7 @@ class _Worker:
         loop.add_reader(self._control.fileno(), self._on_command)
         await link.open()
         background = [self._check_timeouts(), self._watch_endpoints(), self._share(link)]
-        background += [parts.catching_up.run(), parts.keys.follow()]
+        background += [parts.catching_up.run(), parts.keys.follow(), *parts.exports.running()]
         if parts.kubernetes is not None:
             background.append(parts.kubernetes.run())
         if parts.caches is not None:
@@ -164,8 +164,8 @@ class _Worker:
                 await parts.envoy.stop()
             if parts.log_forwarding is not None:
                 parts.log_forwarding.close()
-            if parts.spans is not None:
-                await loop.run_in_executor(None, parts.spans.close)
+            parts.exports.finish()
+            await loop.run_in_executor(None, parts.exports.close)
             await parts.control.close()
             await parts.relay.router.close()
             if parts.caches is not None:

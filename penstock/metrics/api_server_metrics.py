@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.metrics import families as f
+from penstock.metrics.ended_requests import EndedRequests
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.snapshot import Series, histogram_series
 from penstock.metrics.store_metrics import StoreMetrics
@@ -33,10 +34,7 @@ class EngineRequests:
 class ApiServerMetrics:
     """Counters since the process started; histograms in seconds or tokens."""
 
-    requests: Counter[str] = field(default_factory=Counter)
-    """Ended requests, by outcome."""
-    api_requests: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Ended requests, by API and outcome."""
+    ended: EndedRequests = field(default_factory=EndedRequests)
     rejected: Counter[int] = field(default_factory=Counter)
     """Requests answered with an error status, by status."""
     interrupted: Counter[str] = field(default_factory=Counter)
@@ -47,7 +45,6 @@ class ApiServerMetrics:
     """Times that no more connections were accepted for want of descriptors."""
     ttft: Histogram = field(default_factory=lambda: Histogram(f.CLIENT_TTFT.bounds))
     itl: Histogram = field(default_factory=lambda: Histogram(f.CLIENT_ITL.bounds))
-    e2e: Histogram = field(default_factory=lambda: Histogram(f.CLIENT_E2E.bounds))
     event_tokens: Histogram = field(default_factory=lambda: Histogram(f.EVENT_TOKENS.bounds))
     """Tokens per row of streamed replies."""
     loop_lag: Histogram = field(default_factory=lambda: Histogram(f.LOOP_LAG.bounds))
@@ -61,11 +58,6 @@ class ApiServerMetrics:
             found = self._by_engine[rank] = EngineRequests()
         return found
 
-    def end(self, api: str, outcome: str) -> None:
-        """Count a request that has ended."""
-        self.requests[outcome] += 1
-        self.api_requests[api, outcome] += 1
-
     def reject(self, status: int, code: str | int | None) -> None:
         """Count a request that was answered with an error; ``code``: the error's code."""
         self.rejected[status] += 1
@@ -78,10 +70,12 @@ class ApiServerMetrics:
         for rank, requests in self._by_engine.items():
             yield histogram_series(f.PARAMS_N, (model, str(rank)), requests.choices)
             yield histogram_series(f.MAX_GENERATION_TOKENS, (model, str(rank)), requests.longest)
-        for outcome in dict.fromkeys((*OUTCOMES, *self.requests)):
-            yield Series(f.REQUESTS.name, (server, outcome), self.requests[outcome])
-        for (api, outcome), count in self.api_requests.items():
+        outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
+        for (api, outcome), count in self.ended.counts().items():
+            outcomes[outcome] += count
             yield Series(f.API_REQUESTS.name, (server, api, outcome), count)
+        for outcome, count in outcomes.items():
+            yield Series(f.REQUESTS.name, (server, outcome), count)
         for status, count in self.rejected.items():
             yield Series(f.REJECTED.name, (server, str(status)), count)
         for outcome in dict.fromkeys((*INTERRUPTIONS, *self.interrupted)):
@@ -91,7 +85,7 @@ class ApiServerMetrics:
         yield Series(f.ACCEPT_PAUSES.name, (server,), self.accept_pauses)
         yield histogram_series(f.CLIENT_TTFT, (server,), self.ttft)
         yield histogram_series(f.CLIENT_ITL, (server,), self.itl)
-        yield histogram_series(f.CLIENT_E2E, (server,), self.e2e)
+        yield Series(f.CLIENT_E2E.name, (server,), self.ended.durations())
         yield histogram_series(f.EVENT_TOKENS, (server,), self.event_tokens)
         yield histogram_series(f.LOOP_LAG, (server,), self.loop_lag)
         if self.store is not None:

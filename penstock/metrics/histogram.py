@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +15,14 @@ counting 64 of them together takes 60."""
 
 KEPT_VALUES = 256
 """Values of :meth:`Histogram.add` that are kept at most."""
+
+
+def rebucketed(
+    counts: NDArray[np.int64], bounds: Sequence[float], wanted: Sequence[float]
+) -> tuple[int, ...]:
+    """``counts``, int64[B + 1] of ``bounds``, in the buckets of ``wanted``, which are among ``bounds``."""
+    starts = [0, *(bisect_right(bounds, bound) for bound in wanted)]
+    return tuple(np.add.reduceat(counts, starts).tolist())
 
 
 class Histogram:

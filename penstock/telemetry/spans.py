@@ -175,8 +175,30 @@ def check_tracing(url: str) -> None:
         raise ConfigError(f"--otlp-endpoint needs the package opentelemetry: {pip_install('otel')}")
 
 
+def signal_url(url: str, path: str) -> str | None:
+    """Where a collector at ``url`` takes a signal whose default path is ``path``. A path in ``url`` is that
+    of spans: None if it does not tell where other signals go."""
+    parts = urlsplit(url)
+    if path == TRACES_PATH and parts.path.strip("/"):
+        return url
+    if parts.path.strip("/") and not parts.path.endswith(TRACES_PATH):
+        return None
+    return parts._replace(path=parts.path.rstrip("/").removesuffix(TRACES_PATH) + path).geturl()
+
+
+def resource_of(service: str, instance: str) -> Resource:
+    """What is exported by: ``instance`` is a process, and no other one of the service has its name. The
+    library's own log lines are rare from here on."""
+    from opentelemetry.sdk.resources import Resource
+
+    library = logging.getLogger("opentelemetry")
+    library.handlers[:], library.propagate = [_LibraryLog()], False
+    about = {"service.name": service, "service.version": __version__, "service.instance.id": instance}
+    return Resource.create(about)
+
+
 def make_span_exporter(
-    url: str, describe: Callable[[RecordT], SpanData], *, service: str, scope: str, instance: str = ""
+    url: str, describe: Callable[[RecordT], SpanData], *, service: str, scope: str, instance: str
 ) -> BatchSpanExporter[RecordT]:
     """Exporter to the collector at ``url`` (OTLP over HTTP; the default path is :data:`TRACES_PATH`).
 
@@ -185,20 +207,14 @@ def make_span_exporter(
     """
     check_tracing(url)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
 
-    library = logging.getLogger("opentelemetry")
-    library.handlers[:], library.propagate = [_LibraryLog()], False
-    parts = urlsplit(url)
-    endpoint = url if parts.path.strip("/") else parts._replace(path=TRACES_PATH).geturl()
-    about = {"service.name": service, "service.version": __version__}
-    resource = Resource.create(about | ({"service.instance.id": instance} if instance else {}))
+    resource = resource_of(service, instance)
 
     def make(records: Iterable[RecordT]) -> list[ReadableSpan]:
         epoch = time.time() - time.monotonic()
         return [_span(record, describe(record), resource, scope, epoch) for record in records]
 
-    return BatchSpanExporter(OTLPSpanExporter(endpoint), make)
+    return BatchSpanExporter(OTLPSpanExporter(signal_url(url, TRACES_PATH)), make)
 
 
 def _span(record: SpanRecord, data: SpanData, resource: Resource, scope: str, epoch: float) -> ReadableSpan:

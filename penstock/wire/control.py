@@ -143,6 +143,11 @@ class Launch(_Message, frozen=True, tag="launch"):
         return f"{self.role} {self.index}"
 
     @property
+    def instance(self) -> str:
+        """A name of this process that no process of any server has had."""
+        return f"{self.role}-{self.index}-{self.epoch}-{self.incarnation:x}"
+
+    @property
     def own_ranks(self) -> Collection[int]:
         """Ranks of the engines that this supervisor starts."""
         on_ray = self.config.data_parallel_backend == "ray"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.telemetry.gen_ai_metrics import TIME_PER_OUTPUT_TOKEN
 from tests.integration.server import SYNTHETIC, Server, total, wait_until
 from tests.telemetry.collector import Collector, attributes_of, otel
 
@@ -29,7 +30,14 @@ def collector() -> Iterator[Collector]:
 def server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ("--api-server-count", "2", "--data-parallel-size", "2", "--api-key", "swordfish")
     logs = ("--log-format", "json", "--access-log", "all", "--log-interval", "0")
-    spans = ("--otlp-endpoint", collector.url, "--otlp-service-name", "mine")
+    spans = (
+        "--otlp-endpoint",
+        collector.url,
+        "--otlp-service-name",
+        "mine",
+        "--otlp-metrics-interval",
+        "0.25",
+    )
     directory = tmp_path_factory.mktemp("telemetry")
     with Server(*SYNTHETIC, *options, *logs, *spans, directory=directory) as running:
         yield running
@@ -98,7 +106,7 @@ def test_a_request_has_a_span_and_one_in_the_engine_for_each_choice(
         assert told["penstock.engine"] in (0, 1)
         assert span.start_time_unix_nano <= part.start_time_unix_nano <= part.end_time_unix_nano
     assert collector.services == {"mine"}
-    assert set(collector.paths) == {"/v1/traces"}
+    assert set(collector.paths) <= {"/v1/traces", "/v1/metrics"}
 
 
 @otel
@@ -111,6 +119,40 @@ def test_streams_and_stop_strings(server: Server, collector: Collector) -> None:
     [reason] = attributes_of(part)["gen_ai.response.finish_reasons"].values
     assert reason.string_value == "stop"
     assert not part.status.code, "it is no error"
+
+
+@otel
+def test_every_request_is_in_the_metrics_once(server: Server, collector: Collector) -> None:
+    """Of two API servers and two engines; what has no operation or no plan is in none."""
+    before = collector.count("gen_ai.server.request.duration")
+    for n in range(6):
+        ask(server, f"metrics-{n}", max_tokens=6, stream=n % 2 == 0)
+    ask(server, "none", 400, max_tokens=-1)
+    duration = "gen_ai.server.request.duration"
+    wait_until(lambda: collector.count(duration) - before >= 6, 90, "the metrics")
+    shown = total(server.metrics(authorization="Bearer swordfish"), "penstock:requests_total")
+    wait_until(lambda: collector.count(duration) >= shown, 90, "the metrics of all requests")
+    assert collector.count(duration) == shown, "counted once"
+    assert collector.count("gen_ai.server.time_to_first_token") == shown
+    assert collector.count("gen_ai.client.token.usage", gen_ai__token__type="input") == shown
+    tokens = total(server.metrics(authorization="Bearer swordfish"), "penstock:tokens_delivered_total")
+    points = collector.points("gen_ai.client.token.usage")
+    assert sum(p.sum for told, p in points if told["gen_ai.token.type"] == "output") == tokens
+    told, point = collector.points("gen_ai.server.time_per_output_token")[0]
+    assert told == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "m",
+        "gen_ai.response.model": "m",
+    }, "the port is the system's choice"
+    assert list(point.explicit_bounds) == list(TIME_PER_OUTPUT_TOKEN.bounds)
+    [metric] = {
+        (m.unit, m.histogram.aggregation_temporality) for _, m in collector.metrics if m.name == duration
+    }
+    assert metric == ("s", 2), "cumulative"
+    instances = {about["service.instance.id"] for about, _ in collector.metrics}
+    assert {each.rpartition("-")[0] for each in instances} <= {"api-server-0-0", "api-server-1-0"}
+    assert {about["service.name"] for about, _ in collector.metrics} == {"mine"}
 
 
 @otel

@@ -21,22 +21,18 @@ class Collector:
 
     def __init__(self, status: int = 200) -> None:
         self.spans: list[Any] = []
+        self.metrics: list[tuple[dict[str, Any], Any]] = []
+        """Attributes of the resource, and the metric; in the order in which they came."""
         self.services: set[str] = set()
         self.paths: Counter[str] = Counter()
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-                    ExportTraceServiceRequest,
-                )
-
                 body = self.rfile.read(int(self.headers["content-length"]))
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
-                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                    owner.services.add(attributes_of(resource.resource)["service.name"])
-                    owner.spans += [span for scope in resource.scope_spans for span in scope.spans]
+                owner.take(self.path, body)
                 owner.paths[self.path] += 1
                 self.send_response(status)
                 self.send_header("content-length", "0")
@@ -48,6 +44,37 @@ class Collector:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def take(self, path: str, body: bytes) -> None:
+        """Raises DecodeError for what is no message of the signal."""
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+        if path.endswith("/v1/metrics"):
+            for sent in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                about = attributes_of(sent.resource)
+                self.metrics += [(about, metric) for scope in sent.scope_metrics for metric in scope.metrics]
+            return
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            self.services.add(attributes_of(resource.resource)["service.name"])
+            self.spans += [span for scope in resource.scope_spans for span in scope.spans]
+
+    def points(self, name: str) -> list[tuple[dict[str, Any], Any]]:
+        """Attributes and latest point of each series of a histogram, over all instances."""
+        latest: dict[Any, tuple[dict[str, Any], Any]] = {}
+        for about, metric in self.metrics:
+            if metric.name == name:
+                for point in metric.histogram.data_points:
+                    told = attributes_of(point)
+                    key = about["service.name"], about["service.instance.id"], *sorted(told.items())
+                    latest[key] = told, point
+        return list(latest.values())
+
+    def count(self, name: str, **attributes: Any) -> int:
+        """Observations in a histogram, over all instances and series with these attributes, whose dots are
+        two underscores here."""
+        wanted = {key.replace("__", "."): value for key, value in attributes.items()}
+        return sum(point.count for told, point in self.points(name) if wanted.items() <= told.items())
 
     def __enter__(self) -> Self:
         self._thread.start()

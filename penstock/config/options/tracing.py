@@ -1,4 +1,4 @@
-"""Options of spans, for ``serve`` and ``gateway`` alike."""
+"""Options of spans and metrics for a collector, for ``serve`` and ``gateway`` alike."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from msgspec import Meta
 
 from penstock.config.describe import option, option_group
 
-OtlpServiceName: TypeAlias = Annotated[str, option("Service name in spans (service.name).", "Tracing")]
+OtlpServiceName: TypeAlias = Annotated[
+    str, option("Service name in spans and metrics (service.name).", "Tracing")
+]
 
 
 @option_group
 class TracingOptions:
-    """Where spans are sent, and how many."""
+    """Where spans and metrics are sent, and how many."""
 
     otlp_endpoint: Annotated[
         Annotated[str, Meta(pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?\Z")] | None,
         option(
-            "OpenTelemetry collector for spans, OTLP over HTTP: http://HOST:4318. Default: no spans.",
+            "OpenTelemetry collector for spans and metrics, OTLP over HTTP: http://HOST:4318. Default: none.",
             "Tracing",
             allowed="http://HOST:PORT or https://HOST:PORT, without a user",
             metavar="URL",
@@ -33,4 +35,12 @@ class TracingOptions:
             le=1,
         ),
     ] = 1.0
+    otlp_metrics_interval: Annotated[
+        float,
+        option(
+            "Seconds between two exports of metrics named by OpenTelemetry's conventions; 0: none.",
+            "Tracing",
+            ge=0,
+        ),
+    ] = 60.0
     otlp_service_name: OtlpServiceName = "penstock"

@@ -37,8 +37,8 @@ SHARED_RULES: tuple[Rule[SharedOptions], ...] = (
         "needs --ssl-ca-certs, the authorities that issue the clients' certificates",
     ),
     needs(
-        "otlp_sampling_ratio otlp_service_name",
+        "otlp_sampling_ratio otlp_metrics_interval otlp_service_name",
         lambda config: config.otlp_endpoint is not None,
-        "needs --otlp-endpoint, without which there are no spans",
+        "needs --otlp-endpoint, without which nothing is exported",
     ),
 )

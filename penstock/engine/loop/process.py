@@ -161,7 +161,7 @@ def _span_exporter(launch: Launch) -> BatchSpanExporter[EndedStream] | None:
         describe,
         service=launch.config.otlp_service_name,
         scope="penstock.engine",
-        instance=launch.name,
+        instance=launch.instance,
     )
 
 

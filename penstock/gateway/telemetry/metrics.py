@@ -27,10 +27,17 @@ from penstock.metrics.exposition import render
 from penstock.metrics.families import MetricFamily, MetricKind
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.snapshot import Distribution, Labels, Series, Value
+from penstock.telemetry.gen_ai_metrics import (
+    TIME_PER_OUTPUT_TOKEN,
+    TIME_TO_FIRST_TOKEN,
+    Point,
+    request_attributes,
+)
 
 OTHER = "other"
 MAX_LABEL = 128
 """Characters of a label's value."""
+_TOKEN_TYPES = {metric_definitions.INPUT_TOKENS: "input", metric_definitions.OUTPUT_TOKENS: "output"}
 MAX_LISTED = 1024
 """Pairs of models that endpoints list: an endpoint that lists ever more of them is bounded, too."""
 Families = Iterable[tuple[Metric, MetricFamily, Mapping[Labels, Value]]]
@@ -231,6 +238,25 @@ class GatewayMetrics:
                 series += [Series(family.name, labels, value) for labels, value in values.items()]
         return WorkerMetrics(counted, gauges)
 
+    def points(self) -> Iterator[Point]:
+        """What is exported of this worker's requests."""
+        for metric in metric_definitions.METRICS:
+            if metric.exported is None:
+                continue
+            of_successful_alone = metric.exported in (TIME_TO_FIRST_TOKEN, TIME_PER_OUTPUT_TOKEN)
+            token_type = _TOKEN_TYPES.get(metric)
+            for labels, value in _distributions(metric, "otel", self._columns.histograms(metric)).items():
+                model, target_model, api, outcome = labels
+                failed = outcome not in SUCCESSFUL
+                if of_successful_alone and failed:
+                    continue
+                error = outcome if failed and metric is metric_definitions.DURATION else None
+                if model == OTHER:
+                    model = target_model = ""
+                told = request_attributes(api, model, target_model, error, token_type)
+                if told is not None:
+                    yield Point(metric.exported, told, value.counts, value.total)
+
     @property
     def ended(self) -> int:
         """Requests that have ended."""
@@ -330,7 +356,7 @@ class _Values:
 
 def _distributions(
     metric: Metric, scheme: NamingScheme, histograms: Mapping[RequestLabels, Histogram]
-) -> dict[Labels, Value]:
+) -> dict[Labels, Distribution]:
     """Distributions by the labels of the naming scheme, in its buckets."""
     labels, starts = metric.names[scheme].labels, metric.first_buckets(scheme)
     sums: dict[Labels, tuple[NDArray[np.int64], float]] = {}

@@ -54,6 +54,11 @@ class KeeperLink:
         self._ended = asyncio.Event()
         self._handlers: dict[str, Handler] = {MEMBERS: self._on_members}
 
+    @property
+    def instance(self) -> str:
+        """A name that no other worker of any gateway has."""
+        return f"gateway-{self.own}-{self.gateway}"
+
     async def open(self) -> None:
         """Take letters from here on, and be known to the others."""
         loop = asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import threading
@@ -18,6 +19,9 @@ from penstock.gateway.responses.request_record import FailedAttempt, RequestReco
 from penstock.gateway.responses.response_observer import Observation
 from penstock.gateway.responses.token_usage import ReportedUsage
 from penstock.gateway.telemetry.spans import span_data
+from penstock.logging_setup import RateLimitedLog
+from penstock.telemetry import spans as spans_module
+from penstock.telemetry.gen_ai_metrics import TOKEN_USAGE
 from penstock.telemetry.spans import BATCH, BatchSpanExporter, make_span_exporter
 from penstock.telemetry.trace_context import TraceContext
 from tests.gateway.behaviours import good
@@ -146,9 +150,12 @@ def test_an_exporter_that_raises_does_not_end_the_thread() -> None:
 
 
 @otel
-def test_a_collector_that_refuses_every_batch_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_that_refuses_every_batch_is_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spans_module, "_warn", RateLimitedLog(logging.getLogger("penstock.telemetry")))
     with Collector(status=400) as refusing:
-        spans = make_span_exporter(refusing.url, span_data, service="edge", scope="test")
+        spans = make_span_exporter(refusing.url, span_data, service="edge", scope="test", instance="1")
         for _ in range(5 * BATCH):
             spans.add(sampled())
         eventually(lambda: spans.counts["failed"] == 5 * BATCH)
@@ -197,7 +204,21 @@ def test_spans_reach_a_collector(collector: Collector) -> None:
         assert len(collector.spans) == 2, "the one that was not to be kept was not sent"
         eventually(lambda: f'"trace_id": "{"a" * 32}"' in "".join(front.lines))
     assert collector.services == {"penstock-gateway"}
-    assert set(collector.paths) == {"/v1/traces"}
+    assert set(collector.paths) == {"/v1/traces", "/v1/metrics"}
+    [(told, took)] = collector.points("gen_ai.server.request.duration")  # sent when it ended
+    assert told == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "m",
+        "gen_ai.response.model": "small",
+    }
+    assert (took.count, sum(took.bucket_counts)) == (2, 2)
+    assert 0 < took.sum < WAIT_S
+    assert began < took.start_time_unix_nano + WAIT_S * 1e9
+    assert took.start_time_unix_nano < took.time_unix_nano
+    assert collector.count("gen_ai.server.time_to_first_token") == 2
+    usage = [(point.sum, told["gen_ai.token.type"]) for told, point in collector.points(TOKEN_USAGE.name)]
+    assert sorted(usage) == [(4, "output"), (6, "input")]
 
 
 @otel
