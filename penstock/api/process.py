@@ -482,10 +482,8 @@ class _Server:
         if outcome == "refused":  # counted with those that are refused before they have a reply
             return
         metrics = self._metrics
-        kind, took_s = (
-            RequestKind(reply.format.api, outcome, reply.plan.model),
-            time.monotonic() - reply.arrival,
-        )
+        took_s = time.monotonic() - reply.arrival
+        kind = RequestKind(reply.format.api, outcome, reply.plan.model)
         metrics.ended.add(kind, took_s)
         if self._exports.metrics is not None:
             metrics.ended.add_exported(kind, _ended(reply, took_s))
