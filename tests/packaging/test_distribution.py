@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tarfile
 import tomllib
 from email.message import Message
 from email.parser import Parser
+from hashlib import sha256
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import yaml
 
 from penstock import __version__, distribution
 from penstock.distribution import DISTRIBUTION, PUBLISHED, pip_install
+from scripts import check_tag
 from tests.packaging.conftest import ROOT, Built
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DIST_INFO = f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info"
 WRONG_NAME = re.compile(
     r"""pip3?\ install\b[^\n]*?[\ "'=]penstock(?![-\w./])   # the other project
         |(?<![-\w.])penstock\\?\[(?:torch|vllm|envoy|otel|kubernetes|ray|dev|…|\.\.\.)""",
@@ -99,23 +104,83 @@ def test_the_metadata_of_the_wheel(built: Built) -> None:
     assert found["Requires-Python"] == ">=3.11"
     classifiers = found.get_all("Classifier", [])
     assert {f"Programming Language :: Python :: 3.{minor}" for minor in range(11, 15)} <= {*classifiers}
-    assert found["License-Expression"] == "Apache-2.0"
+    assert found["License-Expression"] == "Apache-2.0 AND PSF-2.0"
+    licences = found.get_all("License-File", [])
+    assert {*licences} == {"LICENSE", "NOTICE", "penstock/demo/LICENSE-PYTHON.txt"}
+    with ZipFile(built.wheel) as archive:
+        for name in licences:
+            packed = archive.read(f"{DIST_INFO}/licenses/{name}")
+            assert packed == (ROOT / name).read_bytes()
     assert {*found.get_all("Provides-Extra", [])} == PROJECT["optional-dependencies"].keys()
     assert built.wheel.name == f"{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl"
 
 
 def test_the_wheel_holds_the_package_and_its_data_alone(built: Built) -> None:
     names = ZipFile(built.wheel).namelist()
-    assert {name.split("/")[0] for name in names} == {
-        "penstock",
-        f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info",
-    }
+    assert {name.split("/")[0] for name in names} == {"penstock", DIST_INFO}
     package = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "penstock").rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }
     assert package - {*names} == set()  # a new kind of data needs a line under package-data
+
+
+def test_the_bill_of_materials_is_of_what_is_packed(built: Built) -> None:
+    """PEP 770. Every file has its hash and licence, and nothing of another distribution is inside."""
+    with ZipFile(built.wheel) as archive:
+        packed = {name: archive.read(name) for name in archive.namelist()}
+    bill = json.loads(packed.pop(f"{DIST_INFO}/sboms/{DISTRIBUTION}.cdx.json"))
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    about = bill["metadata"]["component"]
+    assert (about["name"], about["version"]) == (DISTRIBUTION, __version__)
+    assert about["purl"] == f"pkg:pypi/{DISTRIBUTION}@{__version__}"
+    assert about["licenses"] == [{"expression": PROJECT["license"]}]
+    listed = {each["name"]: each for each in bill["components"]}
+    files = {name: data for name, data in packed.items() if not name.startswith(DIST_INFO)}
+    assert listed.keys() == files.keys()
+    for name, data in files.items():
+        assert listed[name]["hashes"] == [{"alg": "SHA-256", "content": sha256(data).hexdigest()}], name
+        of_demo = name.startswith("penstock/demo/")
+        assert listed[name]["licenses"] == [{"expression": PROJECT["license"] if of_demo else "Apache-2.0"}]
+    assert str(ROOT) not in json.dumps(bill)
+
+
+def test_the_citation_is_of_this_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= cited.keys()
+    assert cited["version"] == __version__
+
+
+@pytest.mark.skipif(not PUBLISHED, reason="it is not on PyPI")
+def test_the_long_description_has_no_relative_links() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / PROJECT["readme"]).read_text())
+    assert not [link for link in links if not link.startswith(("https://", "#"))]
+
+
+def test_a_tag_is_built_and_published_without_a_secret() -> None:
+    """One job builds and checks; the other one, which may publish, runs none of the repository's code."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yaml").read_text())
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads on as true
+    assert workflow["permissions"] == {"contents": "read"}
+    build, publish = workflow["jobs"]["build"], workflow["jobs"]["publish"]
+    assert "permissions" not in build
+    assert publish["permissions"] == {"id-token": "write"}
+    assert publish["needs"] == "build"
+    assert not [step for step in publish["steps"] if "run" in step or "checkout" in step["uses"]]
+    assert "secrets." not in (ROOT / ".github" / "workflows" / "release.yaml").read_text()
+    commands = " ".join(step.get("run", "") for step in build["steps"])
+    page = (ROOT / "docs" / "releasing.md").read_text()
+    for command in ("SOURCE_DATE_EPOCH", "-m build", "twine check --strict", "scripts/check_tag.py"):
+        assert command in commands
+        assert command in page
+
+
+@pytest.mark.parametrize(("tag", "problem"), [(f"v{__version__}", ""), ("v9.9.9", "penstock/__init__.py")])
+def test_a_tag_is_checked(tag: str, problem: str) -> None:
+    assert problem in " ".join(check_tag.problems(tag, "2026-01-02"))
+    assert "CHANGELOG.md" in " ".join(check_tag.problems(tag, "2026-01-02"))  # it says "unreleased"
 
 
 def test_the_source_distribution_holds_what_the_tests_and_the_reader_need(built: Built) -> None:
