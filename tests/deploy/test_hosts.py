@@ -22,6 +22,8 @@ OF_OTHER_PROGRAMS = {
     *("--build", "--build-arg", "--constraint", "--extra-index-url", "--now"),  # docker, pip, systemctl
     *("--interval", "--retries", "--start-period", "--timeout", "--from"),  # of the Dockerfile
     "--no-install-recommends",  # apt-get
+    *("--data-parallel-address", "--data-parallel-rpc-port"),  # vLLM
+    "--from-literal",  # kubectl
     *("--create-home", "--home-dir", "--shell", "--uid", "--user-group"),  # useradd
     *("--kv-transfer-config", "--max-model-len", "--tensor-parallel-size"),  # vLLM
     *("--values", "--storage"),  # helm, prometheus
@@ -67,15 +69,29 @@ def test_the_linter_finds_nothing_in_the_image() -> None:
 # -- docker compose
 
 
-def services() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
+def document(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((folder / "compose.yaml").read_text())
     return found
+
+
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = document(COMPOSE)["services"]
+    return found
+
+
+def check_state(service: Any, response_store_dir: str | None) -> None:
+    """Stored responses are on a volume whose directory the image gives to its user."""
+    mounts = [volume.split(":")[1] for volume in service["volumes"]]
+    assert response_store_dir == "/state/responses"
+    assert "/state" in mounts
+    assert re.search(r"install -d -o penstock -g penstock .*/state\b", DOCKERFILE.read_text())
 
 
 def test_compose_serves_and_mounts_what_is_there() -> None:
     server = services()["server"]
     name, config = config_of(server["command"])
     assert name == "serve"
+    check_state(server, config.response_store_dir)
     assert int(server["stop_grace_period"].removesuffix("s")) > config.drain_grace + config.drain_timeout + 5
     assert (COMPOSE / server["build"]["context"] / server["build"]["dockerfile"]).resolve() == DOCKERFILE
     scraped = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text())["scrape_configs"][0]
@@ -83,6 +99,7 @@ def test_compose_serves_and_mounts_what_is_there() -> None:
     for service in services().values():
         for volume in service["volumes"]:
             source = volume.split(":")[0]
+            assert source in document(COMPOSE)["volumes"] or source.startswith("../") or source[0] == "."
             assert not source.startswith(".") or (COMPOSE / source).exists()
         assert all(port.startswith("127.0.0.1:") for port in service["ports"])
 
@@ -120,10 +137,15 @@ def test_units_run_what_there_is(unit: Path, tmp_path: Path) -> None:
     assert Path(program).name == "penstock"
     credentials = re.findall(r"^LoadCredential=(.*):/etc/penstock/\1$", unit.read_text(), re.MULTILINE)
     assert set(credentials) == {"keys", f"{words[0]}.yaml"}
+    if words[0] == "serve":
+        assert (found["StateDirectory"], found["StateDirectoryMode"]) == ("penstock", "0700")
+        words = [word.replace("${STATE_DIRECTORY}", "/var/lib/penstock") for word in words]
     for name in credentials:
         (tmp_path / name).write_text("port: 9000\ndrain-grace: 5\n")
     _, config = config_of([word.replace("${CREDENTIALS_DIRECTORY}", str(tmp_path)) for word in words])
     assert config.port == 9000
+    if words[0] == "serve":
+        assert config.response_store_dir == "/var/lib/penstock/responses"
     assert found["Type"] == "notify"
     assert int(found["TimeoutStopSec"]) > config.drain_grace + config.drain_timeout + 5
     assert found["Restart"] == "on-failure"

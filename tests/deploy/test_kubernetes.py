@@ -16,7 +16,7 @@ CHART = DEPLOY / "helm" / "penstock"
 EXAMPLES = sorted((DEPLOY / "helm" / "examples").glob("*.yaml"))
 END_S = 5
 """What a server may take to end after its drain, see docs/serving.md."""
-WRITABLE = {"/tmp", "/cache", "/dev/shm"}
+WRITABLE = {"/tmp", "/cache", "/dev/shm", "/state"}
 CLUSTER_KINDS = {"InferencePool", "Gateway", "HTTPRoute", "PodMonitor", "PrometheusRule"}
 """Of other projects: Kubernetes' schemas do not have them."""
 
@@ -107,7 +107,8 @@ def test_pods_have_probes_and_no_rights(release: Release, deployment: Any) -> No
     }
     mounts = {each["name"]: each["mountPath"] for each in only["volumeMounts"]}
     assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
-    assert set(mounts.values()) <= WRITABLE
+    written = {each["mountPath"] for each in only["volumeMounts"] if not each.get("readOnly")}
+    assert written <= WRITABLE
 
 
 @every_release
@@ -137,6 +138,22 @@ def test_names_and_selectors_lead_somewhere(release: Release) -> None:
         if "persistentVolumeClaim" in volume
     }
     assert claims == {each["metadata"]["name"] for each in release.of("PersistentVolumeClaim")}
+
+
+def test_servers_keep_responses_on_a_volume_and_share_the_key_of_summaries() -> None:
+    for name, claim, key in (
+        ("server", None, "/etc/penstock/seal/key"),
+        ("vllm", "penstock-server-responses", None),
+    ):
+        [deployment] = BY_NAME[name].of("Deployment")
+        _, config = config_of(container(deployment)["command"][1:], {"PENSTOCK_API_KEY": "k"})
+        assert (config.response_store_dir, config.seal_key_file) == ("/state/responses", key)
+        volumes = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["volumes"]}
+        assert volumes["state"].get("persistentVolumeClaim", {}).get("claimName") == claim
+        assert (deployment["spec"].get("strategy") == {"type": "Recreate"}) == (claim is not None)
+        if key is not None:
+            secret = volumes["seal"]["secret"]
+            assert (secret["defaultMode"], secret["items"]) == (0o440, [{"key": "seal-key", "path": "key"}])
 
 
 def test_the_examples_show_every_part() -> None:
@@ -245,6 +262,7 @@ def test_the_chart_has_no_flaw() -> None:
             "clientCertificates, or networkPolicy",
         ),
         ("server: {role: encode}\n", "server.role: encode is no role"),
+        ("server: {replicas: 2, responses: {create: true}}\n", "a claim is for one replica"),
         ("kvEvents: {enabled: true}\n", "kvEvents.enabled needs networkPolicy.enabled"),
     ],
 )
