@@ -228,7 +228,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 
 
 def fake_config(**options: Any) -> ServeConfig:
-    return ServeConfig(**({"max_num_seqs": 16, "kv_cache_memory": 8 << 20, "threads": 1} | options))
+    return ServeConfig(**({"max_num_seqs": 4, "kv_cache_memory": 8 << 20, "threads": 1} | options))
 
 
 def make_real_model(kind: str, directory: Path, **changes: Any) -> None:

@@ -38,7 +38,7 @@ READING: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("llama")
-    make_model("llama", directory)
+    make_model("llama", directory, num_hidden_layers=1)
     return directory
 
 
@@ -95,8 +95,8 @@ def same(one: Outcome, other: Outcome) -> None:
     [
         {},
         {"max_num_batched_tokens": 32},
-        {"kv_cache_memory": 52 << 10, "block_size": 4, "enable_prefix_caching": False},
-        {"kv_cache_memory": 52 << 10, "block_size": 4},
+        {"kv_cache_memory": 26 << 10, "block_size": 4, "enable_prefix_caching": False},
+        {"kv_cache_memory": 26 << 10, "block_size": 4},
         {"max_num_seqs": 5, "block_size": 7},
     ],
     ids=["plain", "chunked", "preempted", "preempted-shared", "few-slots"],
@@ -126,7 +126,7 @@ def test_streams_get_the_same(llama: Path, options: dict[str, Any], kinds: list[
 @settings(max_examples=12)
 @given(
     st.lists(st.one_of(st.none(), st.integers(0, 23)), min_size=10, max_size=60),
-    st.sampled_from([{}, {"kv_cache_memory": 52 << 10, "block_size": 4}, {"max_num_seqs": 3}]),
+    st.sampled_from([{}, {"kv_cache_memory": 26 << 10, "block_size": 4}, {"max_num_seqs": 3}]),
 )
 def test_aborts_at_any_time_leave_a_beginning_and_everything_free(
     llama: Path, acts: list[int | None], options: dict[str, Any]

@@ -40,7 +40,7 @@ def prompts(count: int, longest: int) -> list[list[int]]:
 def one_by_one(llama: tuple[Path, transformers.PreTrainedModel]) -> list[tuple[list[int], list[int]]]:
     """Prompts, and what transformers generates after each."""
     _, model = llama
-    return [(prompt, generate(model, prompt, 24)) for prompt in prompts(64, 600)]
+    return [(prompt, generate(model, prompt, 24)) for prompt in prompts(32, 300)]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def one_by_one(llama: tuple[Path, transformers.PreTrainedModel]) -> list[tuple[l
         {},
         {"max_num_batched_tokens": 32},
         # Room for about two of the longest streams; without a limit that depends on how long steps take.
-        {"kv_cache_memory": 400 << 10, "block_size": 4, "max_prefill_delay": 0.0},
+        {"kv_cache_memory": 200 << 10, "block_size": 4, "max_prefill_delay": 0.0},
         {"max_num_seqs": 5, "block_size": 7},
     ],
     ids=["plain", "chunked", "preempted", "few-slots"],

@@ -142,7 +142,7 @@ def test_a_model_that_cannot_be_recorded_is_tried_once(
     monkeypatch.setattr(Recordings, "__call__", lambda self, call: refuse(call))
     make_model("llama", tmp_path)
     with caplog.at_level(logging.WARNING):
-        make_engine(tmp_path, max_num_seqs=4, kv_cache_memory=None)
+        make_engine(tmp_path, max_num_seqs=4, kv_cache_memory=None, max_num_batched_tokens=128)
     assert counted == [(0, 0)]
     assert len(caplog.records) == 1
 
@@ -173,7 +173,7 @@ def test_no_memory_for_a_recording_leaves_all_models_asleep(
     make_model("llama", target)
     make_model("llama", draft, num_hidden_layers=1)
     speculation = {"speculative_method": "draft", "draft_model": str(draft), "draft_dir": str(draft)}
-    engine = make_engine(target, max_num_seqs=9, **speculation)
+    engine = make_engine(target, max_num_seqs=9, max_num_batched_tokens=128, **speculation)
     requests = [submit(0, [5, 6, 7], max_tokens=9, presence_penalty=1.0)]
     before = run_all(engine, requests)[0].tokens
     engine.call("sleep", {"level": 1})

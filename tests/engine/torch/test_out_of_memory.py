@@ -89,7 +89,8 @@ def test_streams_get_the_same_tokens_in_steps_that_fit(
         engine, [submit(stream, prompt, max_tokens=OUTPUT) for stream, prompt in enumerate(prompts)]
     )
     assert not any(outcome.error for outcome in outcomes.values())
-    expected = {stream: generate(llama, prompt, OUTPUT) for stream, prompt in enumerate(prompts)}
+    alone = [generate(llama, prompt, OUTPUT) for prompt in prompts[:4]]
+    expected = dict(enumerate(alone * 3))
     assert_alike(expected, {stream: outcome.tokens for stream, outcome in outcomes.items()})
     assert_all_free(engine)
     failed = sum(size > most for size in sizes)
@@ -189,7 +190,7 @@ def test_no_token_is_counted_twice(
         submit(
             stream,
             [stream + 5] * (stream + 2),
-            max_tokens=30,
+            max_tokens=16,
             temperature=1.0,
             seed=stream,
             presence_penalty=1.5,

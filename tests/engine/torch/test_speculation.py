@@ -49,7 +49,7 @@ GRAMMARS = [
 FEW_BLOCKS = 10
 """In the place of bytes: so many blocks that streams are preempted."""
 TOKEN_BYTES = {"llama": 256, "gemma2": 512}
-MIXES = 60
+MIXES = 24
 """Of sampling parameters, for each method and family; 500 with ``--slow``."""
 FAMILIES = ("llama", "gemma2")
 METHODS = ("ngram", "suffix", "draft", "oracle")
