@@ -167,6 +167,7 @@ class _Server:
             self._metrics.ended.points,
             scope="penstock.api",
             instance=self._launch.instance,
+            uds=self._config.uds,
         )
         self._background: BackgroundResponses | None = None
         self._board_file = BoardFile(self._launch.run_dir, self._launch.incarnation)

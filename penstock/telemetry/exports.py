@@ -52,9 +52,11 @@ class Exports(Generic[RecordT]):
         *,
         scope: str,
         instance: str,
+        uds: str | None = None,
     ) -> None:
         """``describe`` makes spans of records, in a thread; ``collect`` yields what has been counted, on the
-        event loop. ``scope`` names the instrumented part, ``instance`` the process. Raises ConfigError."""
+        event loop. ``scope`` names the instrumented part, ``instance`` the process, ``uds`` the socket that
+        is listened on instead of a port. Raises ConfigError."""
         self.spans: BatchSpanExporter[RecordT] | None = None
         self.metrics: MetricExport | None = None
         if options.otlp_endpoint is None:
@@ -77,7 +79,7 @@ class Exports(Generic[RecordT]):
             scope,
             collect,
             options.otlp_metrics_interval,
-            _address(options),
+            _address(options, uds),
         )
 
     @property
@@ -102,8 +104,10 @@ class Exports(Generic[RecordT]):
             self.metrics.close()
 
 
-def _address(options: ExportOptions) -> dict[str, Attribute]:
+def _address(options: ExportOptions, uds: str | None) -> dict[str, Attribute]:
     """Where clients find the server; nothing for a port that the system chooses."""
+    if uds is not None:
+        return {"server.address": uds}
     if not options.port:
         return {}
     host = socket.gethostname() if options.host in ANYWHERE else options.host

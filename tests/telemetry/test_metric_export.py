@@ -124,6 +124,18 @@ def test_a_collector_that_refuses_is_one_line(
             otlp_endpoint=collector.url, otlp_metrics_interval=0.01, host="0.0.0.0", port=8080
         )
         exports: Exports[Any] = Exports(options, lambda _: None, requests.points, scope="t", instance="1")  # type: ignore[arg-type, return-value]
+        of_socket: Exports[Any] = Exports(
+            options,
+            lambda _: None,  # type: ignore[arg-type, return-value]
+            EndedRequests().points,
+            scope="t",
+            instance="2",
+            uds="/run/s",
+        )
+        assert of_socket.metrics is not None
+        assert of_socket.metrics._common == {"server.address": "/run/s"}
+        of_socket.finish()
+        of_socket.close()
         exports.finish()
         requests.add(RequestKind("chat", "abort", "m"), 0.1)
         exports.close()
