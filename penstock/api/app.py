@@ -95,6 +95,8 @@ class App:
         self._recognizing = [dialect for dialect in self.dialects if dialect.recognizes_clients]
         self._page = Page(self.config.root_path) if self.config.web_page else None
         self._page_paths = self._page.paths if self._page is not None else frozenset()
+        self._document: bytes | None = None
+        """OpenAPI."""
         self._routes = self._make_routes()
         self._patterns = RoutePatterns(self._routes)
 
@@ -104,13 +106,6 @@ class App:
 
     def _make_routes(self) -> dict[str, dict[str, Handler]]:
         """Handlers by path and method."""
-        document = openapi_document(
-            __version__,
-            api_key=bool(self.config.api_key),
-            admin_key=bool(self.config.admin_api_key),
-            root_path=self.config.root_path,
-            page=self.config.web_page,
-        )
         operations = self.operations
         optional: dict[str, dict[str, Handler]] = {}
         if self.tokenizer_info is not None:
@@ -151,9 +146,26 @@ class App:
             "/update_weights": {"POST": in_task(self.weights.update)},
             "/weight_version": {"GET": self.weights.version},
             "/weights_checksum": {"GET": in_task(self.weights.checksum)},
-            "/openapi.json": {"GET": _fixed(encode_json(document))},
+            "/openapi.json": {"GET": in_task(self._openapi)},
             **{path: {"GET": self._show_page, "HEAD": self._show_page} for path in self._page_paths},
         }
+
+    async def _openapi(self, request: ApiRequest) -> None:
+        """The document is made for the first that asks: it takes 0.1 s."""
+        if self._document is None:
+            self._document = await asyncio.to_thread(
+                lambda config: encode_json(
+                    openapi_document(
+                        __version__,
+                        api_key=bool(config.api_key),
+                        admin_key=bool(config.admin_api_key),
+                        root_path=config.root_path,
+                        page=config.web_page,
+                    )
+                ),
+                self.config,
+            )
+        await request.http.reply_json(self._document)
 
     def _methods_of(self, dialect: Dialect) -> dict[str, Handler]:
         methods: dict[str, Handler] = {"POST": self.generation.handler(dialect)}

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, islice
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
+from typing import TYPE_CHECKING
 
 from penstock.metrics.families import METRIC_FAMILIES, MetricFamily, MetricKind
 from penstock.metrics.merge import Totals
 from penstock.metrics.snapshot import Distribution, Labels, Value
+
+if TYPE_CHECKING:  # imported for the first scrape
+    from prometheus_client.metrics_core import Metric
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
@@ -42,12 +37,16 @@ def render(families: Iterable[tuple[MetricFamily, Mapping[Labels, Value]]]) -> I
 
 
 def _text(family: MetricFamily, values: Mapping[Labels, Value]) -> bytes:
+    from prometheus_client import CollectorRegistry, generate_latest
+
     registry = CollectorRegistry()
     registry.register(_Metrics([_metric(family, values)]))
     return generate_latest(registry)
 
 
-class _Metrics(Collector):
+class _Metrics:
+    """A collector, which only has to have this method."""
+
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
 
@@ -56,6 +55,12 @@ class _Metrics(Collector):
 
 
 def _metric(family: MetricFamily, values: Mapping[Labels, Value]) -> Metric:
+    from prometheus_client.metrics_core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
     metric: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
     if family.kind is MetricKind.HISTOGRAM:
         metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-
-from llguidance import LLMatcher, LLTokenizer
+from typing import TYPE_CHECKING
 
 from penstock.engine.base import RequestRejected
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 RECENT_GRAMMARS = 16
 """Compiled grammars that are kept."""
@@ -32,6 +34,8 @@ class ReplyGrammars:
         )
 
     def _compile(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher, LLTokenizer
+
         if self._tokenizer is None:
             text = self._path.read_text(encoding="utf-8")
             self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos or None)

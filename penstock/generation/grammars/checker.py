@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from hashlib import blake2b
 
-from penstock.generation.grammars.process import Question
-from penstock.generation.grammars.schema_check import ValidationResult
+from penstock.generation.grammars.validation import Question, ValidationResult
 from penstock.generation.grammars.validation_queue import ValidationQueue
 from penstock.generation.request.structured_output import (
     MAX_GRAMMAR_BYTES,

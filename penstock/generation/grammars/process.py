@@ -13,19 +13,12 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import IO, Literal
+from typing import IO
 
 import msgspec
-from llguidance import LLMatcher, grammar_from
 
 from penstock.engine.sampling.grammar_limits import in_words
-from penstock.generation.grammars.embedded_schemas import rewritten_grammar
-from penstock.generation.grammars.schema_check import ValidationResult, check_schema
-from penstock.generation.grammars.schema_parts import Path
-from penstock.generation.grammars.text_match import LIMITS
-
-GrammarKind = Literal["llguidance", "gbnf", "json_schema"]
-"""How a grammar is validated; GBNF is translated, which takes long."""
+from penstock.generation.grammars.validation import Question, ValidationResult
 
 MEMORY_LIMIT = 2 << 30
 """Address space of a child in bytes."""
@@ -35,15 +28,6 @@ inside the previous one."""
 
 _SIZE_BYTES = 8
 TOO_COMPLEX = "it is too complex: its rules are nested too deeply, or it needs too much memory"
-
-
-class Question(msgspec.Struct, array_like=True):
-    """One grammar to validate."""
-
-    grammar: str
-    kind: GrammarKind = "llguidance"
-    loose: tuple[Path, ...] = ()
-    """See :func:`check_schema`."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -147,6 +131,12 @@ def _serve(cpu_limit_s: float) -> None:
 
 
 def _validated(question: Question) -> ValidationResult:
+    from llguidance import LLMatcher, grammar_from
+
+    from penstock.generation.grammars.embedded_schemas import rewritten_grammar
+    from penstock.generation.grammars.schema_check import check_schema
+    from penstock.generation.grammars.text_match import LIMITS
+
     try:
         if question.kind == "json_schema":
             return check_schema(question.grammar, question.loose)

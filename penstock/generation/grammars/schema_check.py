@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 from llguidance import LLMatcher
 
 from penstock.engine.sampling.grammar_limits import in_words
 from penstock.generation.grammars.equivalent_schema import Unfit, rewrite
 from penstock.generation.grammars.schema_parts import Path, at, parts, put, referred
 from penstock.generation.grammars.text_match import LIMITS
+from penstock.generation.grammars.validation import ValidationResult
 
 SEARCH_S = 1.0
 """CPU time to find the place of a fault; a part that contains it is named if that takes longer."""
@@ -36,17 +36,6 @@ _KIND = 10
 """Characters that tell kinds of llguidance's faults apart."""
 _UNSATISFIABLE = "Unsatisfiable"
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]", re.DOTALL)
-
-
-class ValidationResult(msgspec.Struct, array_like=True):
-    """The result of one validation."""
-
-    grammar: str = ""
-    """The grammar as it is to be used, if that differs from what was sent."""
-    problem: str = ""
-    """Why it is invalid; empty: it is valid."""
-    path: Path = ()
-    """The part of a JSON schema with the problem."""
 
 
 def check_schema(grammar: str, loose: Sequence[Path]) -> ValidationResult:

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
 from typing import TypeAlias
 
-from penstock.generation.grammars.process import GrammarProcess, Question
-from penstock.generation.grammars.schema_check import ValidationResult
+from penstock.generation.grammars.process import GrammarProcess
+from penstock.generation.grammars.validation import Question, ValidationResult
 
 _Entry: TypeAlias = tuple[int, int, asyncio.Future[None]]
 """A grammar that waits: its length, its number, and the future of its turn."""

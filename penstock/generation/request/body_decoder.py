@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 import re
 import secrets
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -80,12 +82,7 @@ class BodyDecoder(Generic[Request]):
         else. ``flat_ids``: it takes one list of ids, not several. ``once``: refuse a body that has a field
         twice; otherwise the last one counts. ``messages``: the field of a conversation's messages, objects
         with a role and content."""
-        exact: Any = exact_type(type)
-        self._decode_exact = cast("msgspec.json.Decoder[Request]", msgspec.json.Decoder(exact)).decode
         self._id_field, self._flat_ids = id_field or "", flat_ids
-        raw: Any = with_raw_field(exact, id_field) if id_field else exact
-        self._decode_but_ids = cast("msgspec.json.Decoder[Request]", msgspec.json.Decoder(raw)).decode
-        self._decode_lax = msgspec.json.Decoder(type, strict=False).decode
         self._type = type
         self._strict = strict
         self._max_commas = max_commas
@@ -93,6 +90,23 @@ class BodyDecoder(Generic[Request]):
         self._conversations = None if messages is None else ConversationDecoder(type, messages, self)
         self.unknown: dict[str, int] = {}
         """Number of requests by unknown field, such as ``messages[].foo``."""
+
+    # Decoders are made when they are first needed: msgspec takes up to 10 ms for each, and most servers are
+    # asked over one API.
+
+    @functools.cached_property
+    def _decode_exact(self) -> Callable[[bytes], Request]:
+        exact: Any = exact_type(self._type)
+        return cast("msgspec.json.Decoder[Request]", msgspec.json.Decoder(exact)).decode
+
+    @functools.cached_property
+    def _decode_but_ids(self) -> Callable[[bytes], Request]:
+        raw: Any = with_raw_field(exact_type(self._type), self._id_field)
+        return cast("msgspec.json.Decoder[Request]", msgspec.json.Decoder(raw)).decode
+
+    @functools.cached_property
+    def _decode_lax(self) -> Callable[[bytes], Request]:
+        return msgspec.json.Decoder(self._type, strict=False).decode
 
     def decode(self, body: bytes, turn: NextTurn | None = None) -> Request:
         """The request in ``body``. ``turn``: of a conversation, whose known messages are not decoded again.
@@ -168,8 +182,11 @@ class ConversationDecoder(Generic[Request]):
         self._field = field
         self._whole = whole
         self._opening = re.compile(rb'"%b"[ \t\r\n]*:[ \t\r\n]*\[' % field.encode())
-        raw = msgspec.defstruct("Messages", [(field, list[msgspec.Raw])])
-        self._decode_messages = msgspec.json.Decoder(raw).decode
+
+    @functools.cached_property
+    def _decode_messages(self) -> Callable[[bytes], Any]:
+        raw = msgspec.defstruct("Messages", [(self._field, list[msgspec.Raw])])
+        return msgspec.json.Decoder(raw).decode
 
     def decode(self, body: bytes, turn: NextTurn) -> Request:
         """The request in ``body``. Raises ApiError."""

@@ -8,12 +8,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llguidance import LLMatcher, grammar_from
-from llguidance.gbnf_to_lark import is_lark_syntax
-
 from penstock.generation.grammars.call_grammar import preceded
-from penstock.generation.grammars.process import GrammarKind
 from penstock.generation.grammars.schema_parts import Path
+from penstock.generation.grammars.validation import GrammarKind
 from penstock.generation.request.schemas import GenerateRequest, ResponseFormat, StructuredOutputs
 from penstock.http.errors import ApiError, shown
 
@@ -127,14 +124,20 @@ def _of_outputs(wanted: StructuredOutputs, whitespace: str) -> list[Constraint]:
     if wanted.json_object:
         found.append(json_constraint("structured_outputs.json_object", ANY_OBJECT, whitespace, wanted))
     if wanted.regex is not None:
+        from llguidance import LLMatcher
+
         regex = _checked("structured_outputs.regex", wanted.regex)
         found.append(Constraint("structured_outputs.regex", LLMatcher.grammar_from_regex(regex)))
     if wanted.choice is not None:
         if not wanted.choice:
             raise invalid_constraint("structured_outputs.choice", "it must not be empty")
+        from llguidance import grammar_from
+
         choices = _checked("structured_outputs.choice", json.dumps(wanted.choice))
         found.append(Constraint("structured_outputs.choice", grammar_from("choice", choices)))
     if wanted.grammar is not None:
+        from llguidance.gbnf_to_lark import is_lark_syntax
+
         lark = is_lark_syntax(_checked("structured_outputs.grammar", wanted.grammar))
         kind: GrammarKind = "llguidance" if lark else "gbnf"
         found.append(Constraint("structured_outputs.grammar", wanted.grammar, kind))

@@ -10,15 +10,16 @@ import errno
 import os
 import socket
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
-
-import psutil
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock.config.errors import ConfigError
 from penstock.config.origins import Origins
 from penstock.config.serve import ServeConfig
 from penstock.exit_codes import StartupError
 from penstock.http.sockets.unix_socket import unix_socket
+
+if TYPE_CHECKING:  # imported when a port is taken
+    import psutil
 
 UNSENT_LOW_WATER_BYTES = 64 * 1024
 """Unsent bytes that the kernel buffers per connection (TCP_NOTSENT_LOWAT); more waits in the API server,
@@ -151,6 +152,8 @@ def _bind_error(error: OSError, host: str, port: int, ip: str, flag: str) -> Exc
 
 def _port_owner(ip: str, port: int) -> str:
     """Describe the process that holds the port, as far as the system shows it."""
+    import psutil
+
     try:
         connections = psutil.net_connections(kind="tcp")
     except (psutil.Error, OSError):
@@ -172,6 +175,8 @@ def _port_owner(ip: str, port: int) -> str:
 
 def _owner(process: psutil.Process, port: int) -> psutil.Process:
     """The furthest ancestor that has the port: children inherit its socket."""
+    import psutil
+
     with contextlib.suppress(psutil.Error):
         for parent in process.parents():
             if not any(c.laddr and c.laddr.port == port for c in parent.net_connections(kind="tcp")):

@@ -19,20 +19,22 @@ like return, and gives it what comes::
             transport.write(codec.close(fault.code, fault.reason))   # and close the connection
 
 The states of frames are wsproto's, which takes 5 us per frame that comes. Heads of a server's messages are
-made here: it writes thousands per second, and wsproto takes 2 us for each.
+made here: it writes thousands per second, and wsproto takes 2 us for each. It is imported for the first
+connection.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
-from wsproto.frame_protocol import CloseReason, FrameProtocol, Opcode, ParseFailed
+if TYPE_CHECKING:  # a server without WebSockets does without
+    from wsproto.frame_protocol import FrameProtocol, Opcode
 
 FRAMES_PER_TURN = 256
 """Frames that are parsed at a time: 1 to 2 ms."""
 MAX_REASON = 123
 """Bytes of the reason in a close frame."""
-ENDED, GOING_AWAY, PROTOCOL_ERROR, NOT_TEXT = 1000, 1001, 1002, 1003
+ENDED, GOING_AWAY, PROTOCOL_ERROR, NOT_TEXT, NO_STATUS = 1000, 1001, 1002, 1003, 1005
 POLICY, TOO_BIG, FAILED, RESTARTS, TRY_LATER = 1008, 1009, 1011, 1012, 1013
 """Close codes (RFC 6455 §7.4.1, and IANA's registry)."""
 
@@ -93,7 +95,7 @@ class Codec:
         """``max_bytes``: of a message that is received, whole, however fragmented."""
         self._client = client
         self._max_bytes = max_bytes
-        self._frames = FrameProtocol(client, [])
+        self._frames = self._new_frames()
         self._message = bytearray()
         """What has come of a message."""
         self._fed = 0
@@ -103,6 +105,11 @@ class Codec:
         self.parsed = 0
         """Frames of the latest call of :meth:`events`."""
         self.close_sent = self.stopped = False
+
+    def _new_frames(self) -> FrameProtocol:
+        from wsproto.frame_protocol import FrameProtocol
+
+        return FrameProtocol(self._client, [])
 
     # -- what comes
 
@@ -121,6 +128,8 @@ class Codec:
     def events(self) -> list[Event]:
         """What has come, of at most :data:`FRAMES_PER_TURN` frames. Raises ProtocolFault once; what came
         before it in this turn is lost, and nothing more is to be received."""
+        from wsproto.frame_protocol import ParseFailed
+
         found: list[Event] = []
         self.parsed = 0
         try:
@@ -139,11 +148,13 @@ class Codec:
     def stop(self) -> None:
         """Forget what has come, and ignore what still comes."""
         self.stopped = True
-        self._frames = FrameProtocol(self._client, [])
+        self._frames = self._new_frames()
         self._message = bytearray()
         self._fed, self.has_more = 0, False
 
     def _event(self, opcode: Opcode, payload: bytes | str | tuple[int, str], *, whole: bool) -> Event | None:
+        from wsproto.frame_protocol import Opcode
+
         match opcode:
             case Opcode.TEXT:
                 self._message += cast("str", payload).encode()
@@ -181,7 +192,7 @@ class Codec:
         if self.close_sent:
             return b""
         self.close_sent = True
-        return bytes(self._frames.close(None if code == CloseReason.NO_STATUS_RCVD else code, reason or None))
+        return bytes(self._frames.close(None if code == NO_STATUS else code, reason or None))
 
 
 def text_head(size: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -32,10 +33,14 @@ CHUNK_LENGTHS = np.array([len(line) + size + 2 for size, line in enumerate(CHUNK
 """Bytes of an event as a chunk, by its size."""
 FRAME_LENGTHS = objects([size.to_bytes(3, "big") for size in range(MAX_EVENT)])
 """Length fields of frames (RFC 9113 §4.1), by payload size."""
-MESSAGE_HEADS = objects([text_head(size) for size in range(MAX_EVENT)])
-"""What precedes an event as a message of a WebSocket, by its size."""
-MESSAGE_LENGTHS = np.array([len(head) + size for size, head in enumerate(MESSAGE_HEADS)], np.int64)
-"""Bytes of an event as a message, by its size."""
+
+
+@functools.cache
+def _messages() -> tuple[Objects, NDArray[np.int64]]:
+    """What precedes an event as a message of a WebSocket, and the bytes of that message, by the event's
+    size."""
+    heads = objects([text_head(size) for size in range(MAX_EVENT)])
+    return heads, np.array([len(head) + size for size, head in enumerate(heads)], np.int64)
 
 
 def frame_messages(
@@ -43,7 +48,8 @@ def frame_messages(
 ) -> None:
     """Give these ``rows`` the framing of messages. Raises IndexError if one has MAX_EVENT bytes or more."""
     own = sizes.take(rows)
-    headers[rows], lengths[rows] = MESSAGE_HEADS.take(own), MESSAGE_LENGTHS.take(own)
+    message_heads, message_lengths = _messages()
+    headers[rows], lengths[rows] = message_heads.take(own), message_lengths.take(own)
 
 
 def chunk_framing(sizes: NDArray[np.int64], limit: int) -> tuple[Objects, NDArray[np.int64]]:

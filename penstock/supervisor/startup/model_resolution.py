@@ -65,19 +65,22 @@ def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True)
 def check_prompt_files(config: ServeConfig, model: ResolvedModel) -> None:
     """Raises ConfigError for a --chat-template, variables for it, or a --compaction-prompt-file that API
     servers could not use."""
-    from penstock.generation.compaction.compaction import read_prompt
-    from penstock.generation.prompt.chat_template import ChatTemplate, parse_variables
-
     variables = config.default_chat_template_kwargs
     if variables is not None:
+        from penstock.generation.prompt.chat_template import parse_variables
+
         try:
             parse_variables(variables)
         except ValueError as error:
             raise ConfigError(f"--default-chat-template-kwargs {variables}: {error}") from None
     if config.compaction_prompt_file is not None:
+        from penstock.generation.compaction.compaction import read_prompt
+
         read_prompt(config.compaction_prompt_file)
     if config.chat_template is None:
         return
+    from penstock.generation.prompt.chat_template import ChatTemplate
+
     try:
         ChatTemplate.load(model.tokenizer_dir, config.chat_template)
     except ValueError as error:

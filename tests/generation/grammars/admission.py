@@ -7,7 +7,8 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from penstock.generation.grammars.schema_check import ValidationResult, check_schema
+from penstock.generation.grammars.schema_check import check_schema
+from penstock.generation.grammars.validation import ValidationResult
 
 TOKENIZER = LLTokenizer("byte")
 OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?", "lenient": True}
