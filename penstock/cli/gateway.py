@@ -13,7 +13,10 @@ from penstock.exit_codes import EXIT_OK, EXIT_USAGE
 
 def run(config: GatewayConfig, origins: Origins, read_again: ReadOptions[GatewayConfig]) -> int:
     """Serve until SIGINT or SIGTERM; SIGHUP reads the options again."""
-    from penstock.gateway.supervisor import serve
+    from penstock.metrics.gc_policy import frozen
+
+    with frozen():
+        from penstock.gateway.supervisor import serve
 
     return serve(config, origins, read_again)
 

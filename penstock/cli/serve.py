@@ -16,7 +16,10 @@ def run(config: ServeConfig, origins: Origins) -> int:
 
         print("\n".join(attach_commands(config, _model(config), sorted(origins))))
         return 0
-    from penstock.supervisor.main import serve
+    from penstock.metrics.gc_policy import frozen
+
+    with frozen():
+        from penstock.supervisor.main import serve
 
     return serve(config, origins)
 

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import msgspec
 from setproctitle import setproctitle
@@ -37,7 +37,7 @@ from penstock.http.sockets.listener import ListenSocket, listen, reserve_port
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.children.child_process import ChildProcess
-from penstock.supervisor.children.parent_death import child_command
+from penstock.supervisor.children.child_starter import ChildStarter
 from penstock.supervisor.children.process_manager import ChildTimes, Fleet, ProcessManager
 from penstock.supervisor.event_loop import StartupSigns, Supervisor
 from penstock.supervisor.listening.acceptor import Acceptor
@@ -80,6 +80,7 @@ def serve(config: GatewayConfig, origins: Origins, read_again: ReadOptions) -> i
             config = load_api_keys(config, origins, key_files)
             check_options(config)
             raise_file_limit()
+            starter = owned.enter_context(_starter(config.workers))
             listener = listen(config.host, config.port)
             owned.enter_context(listener.socket)
             envoy_port = None
@@ -105,6 +106,7 @@ def serve(config: GatewayConfig, origins: Origins, read_again: ReadOptions) -> i
                 run_dir=run_dir,
                 keeper=keeper,
                 scoreboard=scoreboard,
+                starter=starter,
                 began=began,
             )
             return gateway.run(service_manager)
@@ -120,6 +122,12 @@ def _worker_environment() -> dict[str, str]:
     """The workers' environment. They tell each other hashes of prompts and sessions: Python's, which are the
     same in all processes with this seed, and foreseen by no client."""
     return {**os.environ, "PYTHONHASHSEED": str(random.SystemRandom().randrange(1, 1 << 32))}
+
+
+def _starter(workers: int) -> ChildStarter:
+    """A single worker is not forked: with an environment of its own, a template starts no earlier than it."""
+    preload = ["penstock.gateway.process"] if workers > 1 else []
+    return ChildStarter("penstock.gateway.worker_main", preload, environ=_worker_environment())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,10 +147,9 @@ class _Gateway:
     run_dir: str
     keeper: Keeper
     scoreboard: ScoreboardFile
+    starter: ChildStarter
     began: float
     """time.monotonic() at the start of the command."""
-    environ: dict[str, str] = field(default_factory=_worker_environment)
-    command: list[str] = field(default_factory=lambda: child_command("penstock.gateway.worker_main"))
 
     def run(self, service_manager: ServiceManager) -> int:
         config = self.config
@@ -189,9 +196,7 @@ class _Gateway:
                     target = self.acceptor.add_target(str(name))
                     ends.callback(target.remove)
                     launch = msgspec.structs.replace(launch, handover_fd=target.sender.server_end)
-                return ChildProcess.start(
-                    launch, self.command, ends.close, environ=self.environ, pass_fds=[launch.keeper_fd]
-                )
+                return self.starter.start(launch, ends.close, pass_fds=[launch.keeper_fd])
         except OSError:
             ends.close()
             raise

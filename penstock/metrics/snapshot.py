@@ -7,6 +7,7 @@ A snapshot is cumulative since the start of its process. ``incarnation`` is the 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -31,7 +32,15 @@ if TYPE_CHECKING:  # numpy, which the supervisor does without
     from penstock.metrics.histogram import Histogram
 
 _STARTED = time.time()
-"""When this process started: each one imports this module early."""
+"""When this process started: each one imports this module early, or is a fork of one that did."""
+
+
+def _restart_clock() -> None:
+    global _STARTED
+    _STARTED = time.time()
+
+
+os.register_at_fork(after_in_child=_restart_clock)
 
 Labels: TypeAlias = tuple[str, ...]
 """Values of a family's labels, in the order of the family."""

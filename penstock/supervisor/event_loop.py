@@ -27,6 +27,7 @@ from penstock.supervisor.children.actions import (
     WriteLog,
 )
 from penstock.supervisor.children.child_process import MAX_REPORTS_PER_S, ChildProcess
+from penstock.supervisor.children.child_starter import reap_orphans
 from penstock.supervisor.children.lifecycle import Phase
 from penstock.supervisor.children.process_manager import ProcessManager
 from penstock.supervisor.running_clock import MAX_WAIT_S, RunningClock
@@ -255,6 +256,7 @@ class Supervisor:
             del self._processes[name]
             process.close()
             self._execute(self._manager.exited(name, returncode, self._clock.now()))
+        reap_orphans({process.pid for process in self._processes.values()})
 
     def _read_final_reports(self, name: ProcessName, process: ChildProcess) -> None:
         """What a child reported before it exited, above all why."""

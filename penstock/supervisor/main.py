@@ -30,11 +30,12 @@ from penstock.metrics.gc_policy import GarbageCollector
 from penstock.supervisor.children import parent_death
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.children.child_process import ChildProcess
+from penstock.supervisor.children.child_starter import ChildStarter
 from penstock.supervisor.children.desired_state_store import DesiredStateStore
 from penstock.supervisor.children.process_manager import ChildTimes, Fleet, ProcessManager
 from penstock.supervisor.event_loop import StartupSigns, Supervisor
 from penstock.supervisor.listening.acceptor import Acceptor
-from penstock.supervisor.listening.loading_server import LoadingServer
+from penstock.supervisor.listening.loading_server import LOADING_MODULES, LoadingServer
 from penstock.supervisor.service_manager import ServiceManager
 from penstock.supervisor.signals import (
     Interrupted,
@@ -82,7 +83,6 @@ def serve(
     cannot be run, with nothing left behind.
     """
     started_at = time.monotonic()
-    command = child_command or parent_death.child_command("penstock.supervisor.children.child_main")
     setproctitle("penstock: supervisor")
     logging_setup.configure("supervisor", config.log_level, config.log_format)
     for name, origin in (origins or {}).items():
@@ -109,6 +109,7 @@ def serve(
     try:
         with handlers_restored(), contextlib.ExitStack() as owned, interruptible():
             raise_file_limit()
+            starter = owned.enter_context(_starter(config, child_command))
             listener = loading_server = None
             if local_api_servers:
                 listener = owned.enter_context(open_listener(config, origins or {}))
@@ -145,7 +146,7 @@ def serve(
                 script=script,
                 cluster_key=cluster_key,
                 traits={} if config.coordinator is None else traits_of(config, model),
-                command=command,
+                starter=starter,
                 started_at=started_at,
             )
             return service.run()
@@ -155,6 +156,18 @@ def serve(
     except Interrupted as interruption:
         log.info("%s: ended before anything was started", signal.Signals(interruption.signum).name)
         return exit_code_of(interruption.signum)
+
+
+def _starter(config: ServeConfig, command: Sequence[str] | None) -> ChildStarter:
+    """For processes on this host. Engines of torch and vLLM start by their command: these libraries have
+    threads, and a state that no fork survives."""
+    preload = ["penstock.api.process"] if _local_api_server_count(config) else []
+    if config.engine == "synthetic":
+        preload += ["penstock.engine.loop.process", "penstock.engine.synthetic.engine"]
+    if config.coordinator is None and config.api_server_count + config.data_parallel_size > 2:
+        preload.append("penstock.coordinator.process")
+    shared = LOADING_MODULES if _local_api_server_count(config) else ()
+    return ChildStarter("penstock.supervisor.children.child_main", preload, shared=shared, command=command)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -186,7 +199,7 @@ class _Service:
     cluster_key: str | None
     traits: dict[str, str]
     """Values that must be the same on all hosts."""
-    command: Sequence[str]
+    starter: ChildStarter
     started_at: float
     """time.monotonic() at the start of the command."""
     incarnation: int = field(default_factory=new_incarnation)
@@ -257,16 +270,18 @@ class _Service:
     def _start(self, name: ProcessName, epoch: int, restarts: int) -> ChildProcess:
         if self._is_remote(name):
             return ChildProcess.start(self._launch(name, epoch, restarts), RAY_PROXY_COMMAND)
+        if name.role == "engine" and self.config.engine != "synthetic":
+            return ChildProcess.start(self._launch(name, epoch, restarts), self.starter.command)
         if name.role != "api-server":
-            return ChildProcess.start(self._launch(name, epoch, restarts), self.command)
+            return self.starter.start(self._launch(name, epoch, restarts))
         if self.acceptor is None:
             assert self.listener is not None, "a host without a listener has no API servers"
             launch = self._launch(name, epoch, restarts, listen_fd=self.listener.socket.fileno())
-            return ChildProcess.start(launch, self.command)
+            return self.starter.start(launch)
         target = self.acceptor.add_target(str(name))
         launch = self._launch(name, epoch, restarts, handover_fd=target.sender.server_end)
         try:
-            return ChildProcess.start(launch, self.command, on_end=target.remove)
+            return self.starter.start(launch, target.remove)
         except OSError:
             target.remove()
             raise

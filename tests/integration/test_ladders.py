@@ -42,10 +42,11 @@ def toggle(number, frame):
     os.rename(path + ".part", path)
 
 
-if "child_main" in " ".join(sys.orig_argv):
+if any(word in " ".join(sys.orig_argv) for word in ("child_main", " serve ")):
     signal.signal(signal.SIGRTMIN + 3, toggle)
 """
-"""Python runs it at the start of each process. A signal begins the record of a process, another ends it."""
+"""Python runs it at the start of each process; forks have their template's handler. A signal begins a record,
+another ends it."""
 SIGNAL = getattr(signal, "SIGRTMIN", 0) + 3
 """One that no process of a server ignores."""
 

@@ -18,6 +18,7 @@ from setproctitle import setproctitle
 from penstock import logging_setup
 from penstock.config.errors import ConfigError
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED, is_exhausted
+from penstock.metrics.gc_policy import frozen
 from penstock.supervisor.signals import dump_tracebacks_of_crashes, leave_signals_to_supervisor
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import GatewayLaunch, Launch, Role
@@ -90,6 +91,11 @@ def open_control_channel(fd: int, title: str = "penstock: {}") -> ControlChannel
 
 def import_role_main(role: Role) -> Callable[[ControlChannel], int]:
     """The main function of ``role``."""
+    with frozen():
+        return _import_role_main(role)
+
+
+def _import_role_main(role: Role) -> Callable[[ControlChannel], int]:
     if role == "api-server":
         from penstock.api.process import run
     elif role == "coordinator":

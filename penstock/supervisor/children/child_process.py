@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from penstock.exit_codes import StartupError
 from penstock.supervisor.signals import signals_blocked
@@ -15,13 +18,58 @@ MAX_REPORTS_PER_S = 1000
 """Reports of one child that are read within a second; later ones wait in its own outbox."""
 
 
+class Process(Protocol):
+    """A process of this one; subprocess.Popen is one."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+class ForkedProcess:
+    """A child of this process that another one has forked."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """As subprocess gives it."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> int:
+        """Wait for the end; the exit code."""
+        code = self._reap(0)
+        assert code is not None
+        return code
+
+    def kill(self) -> None:
+        """Send SIGKILL; nothing when the process has exited."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _reap(self, options: int) -> int | None:
+        if self._returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self._returncode = os.waitstatus_to_exitcode(status)
+        return self._returncode
+
+
+Fork = Callable[[Sequence[int]], ForkedProcess]
+"""Forks a child with these descriptors, of which the first is its control channel. May raise OSError."""
+
+
 class ChildProcess:
     """A child process from its start to its exit."""
 
-    def __init__(
-        self, popen: subprocess.Popen[bytes], channel: ChildChannel, on_end: Callable[[], None]
-    ) -> None:
-        self._popen = popen
+    def __init__(self, process: Process, channel: ChildChannel, on_end: Callable[[], None]) -> None:
+        self._process = process
         self.channel = channel
         self._on_end = on_end
         self.listening = True
@@ -34,14 +82,14 @@ class ChildProcess:
     def start(
         cls,
         launch: AnyLaunch,
-        command: Sequence[str],
+        command: Sequence[str] | Fork,
         on_end: Callable[[], None] = lambda: None,
         *,
         environ: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> ChildProcess:
         """Start ``command`` with the descriptor of its control channel as last argument, and send
-        ``launch``.
+        ``launch``. A :data:`Fork` in place of the command has no ``environ``.
 
         Must run in the main thread, see
         :func:`penstock.supervisor.children.parent_death.exit_with_supervisor`. The child inherits standard
@@ -58,17 +106,21 @@ class ChildProcess:
         inherited = [fd for fd in given if fd is not None]
         try:
             with signals_blocked(), theirs:
-                popen = subprocess.Popen(
-                    [*command, str(theirs.fileno())],
-                    pass_fds=inherited,
-                    stdin=subprocess.DEVNULL,
-                    stdout=_STDERR,
-                    env=environ,
-                )
-        except OSError:
+                process: Process
+                if callable(command):
+                    process = command(inherited)
+                else:
+                    process = subprocess.Popen(
+                        [*command, str(theirs.fileno())],
+                        pass_fds=inherited,
+                        stdin=subprocess.DEVNULL,
+                        stdout=_STDERR,
+                        env=environ,
+                    )
+        except BaseException:
             channel.close()
             raise
-        return cls(popen, channel, on_end)
+        return cls(process, channel, on_end)
 
     def count_reports(self, count: int, now: float) -> None:
         """So many reports were read."""
@@ -83,18 +135,18 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        return self._popen.pid
+        return self._process.pid
 
     def poll(self) -> int | None:
         """Reap the process and return its exit code, negative for a signal; None while it runs."""
-        return self._popen.poll()
+        return self._process.poll()
 
     def kill(self) -> None:
         """Send SIGKILL; nothing when the process has exited."""
-        self._popen.kill()
+        self._process.kill()
 
     def close(self) -> None:
         """Reap a killed process and close the channel."""
-        self._popen.wait()
+        self._process.wait()
         self.channel.close()
         self._on_end()

@@ -30,9 +30,14 @@ def exit_with_supervisor(control_fd: int) -> None:
     main thread is busy. On Linux the kernel sends SIGKILL as well: when the *thread* that started this
     process ends, which is why the supervisor starts its children from its main thread.
     """
+    die_with_parent()
+    threading.Thread(target=_wait_for_hangup, args=(control_fd,), name="orphan-guard", daemon=True).start()
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that is its parent ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    threading.Thread(target=_wait_for_hangup, args=(control_fd,), name="orphan-guard", daemon=True).start()
 
 
 def _wait_for_hangup(control_fd: int) -> None:

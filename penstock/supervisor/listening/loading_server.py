@@ -26,6 +26,8 @@ MAX_CONNECTIONS = 1024
 """Connections that are open at a time; more get 503. The descriptors of this process are for its children."""
 MAX_HELD_BYTES = 16 << 20
 """Bytes of requests that all connections hold together."""
+LOADING_MODULES = ("uvloop", "penstock.http.server", "penstock.supervisor.listening.loading_app")
+"""What the thread imports."""
 _POLL_S = 0.05
 
 

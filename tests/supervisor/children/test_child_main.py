@@ -223,14 +223,22 @@ def test_the_kernel_ends_it_with_its_parent_though_the_channel_stays_open(never_
     [
         (
             "from penstock.supervisor.children import child_main; child_main.import_role_main('api-server')",
-            {"torch", "transformers", "huggingface_hub"},
+            {"torch", "transformers", "huggingface_hub", "httpx", "rich", "psutil", "opentelemetry"}
+            | {"llguidance", "wsproto", "h11", "prometheus_client", "cryptography", "yaml"},
         ),
         (
-            "import penstock.supervisor.main",
-            {"torch", "transformers", "huggingface_hub", "uvloop", "numpy", "rich"},
+            "from penstock.supervisor.children import child_main; child_main.import_role_main('engine'); "
+            "import penstock.engine.synthetic.engine",
+            {"torch", "transformers", "huggingface_hub", "llguidance", "jinja2", "uvloop", "httpx"},
+        ),
+        (
+            "from penstock.config.serve import ServeConfig; from penstock.supervisor.main import *; "
+            "check_prompt_files(ServeConfig(), ResolvedModel('', '', []))",
+            {"torch", "transformers", "huggingface_hub", "uvloop", "numpy", "rich", "psutil", "httpx"}
+            | {"jinja2", "tokenizers", "llguidance", "penstock.api.process", "cryptography"},
         ),
     ],
-    ids=["api-server", "supervisor"],
+    ids=["api-server", "engine", "supervisor"],
 )
 def test_processes_do_not_load_what_is_not_theirs(code: str, unwanted: set[str]) -> None:
     result = subprocess.run(
