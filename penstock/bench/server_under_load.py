@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from penstock.bench.certificate import make_certificate
 from penstock.bench.clock.processes import ClockEngines
 from penstock.bench.deadline import Deadline
 from penstock.bench.errors import BenchError
+from penstock.bench.load.certificate import make_certificate
 from penstock.bench.load.messages import LoadPlan, RoundResult
 from penstock.bench.load.process import LoadProcess
 from penstock.bench.process_usage import CpuTime, ServerPids, cpu_time, pids_of_front_end, pids_of_supervisor

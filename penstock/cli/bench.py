@@ -25,6 +25,7 @@ from penstock.config.bench import (
     BenchRoutingConfig,
     BenchSessionConfig,
     BenchSpeculationConfig,
+    BenchStartConfig,
 )
 from penstock.config.errors import ConfigError
 from penstock.config.introspect import options_of
@@ -119,6 +120,13 @@ def run_columns(config: BenchColumnsConfig, origins: Origins) -> int:
     return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
 
 
+def run_start(config: BenchStartConfig, origins: Origins) -> int:
+    """1 when nothing could be measured."""
+    from penstock.bench.start_benchmark import measure, render
+
+    return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
+
+
 def run_routing(config: BenchRoutingConfig, origins: Origins) -> int:
     """1 when nothing could be measured. Raises ConfigError for scorers that there are not."""
     from penstock.bench.fleet.routing_benchmark import measure, render
@@ -153,6 +161,12 @@ COLUMNS = Command(
     "Measure CPU time of a reply as columns, and as JSON.",
     BenchColumnsConfig,
     run_columns,
+)
+START = Command(
+    ("bench", "start"),
+    "Measure CPU time and memory of a server's start, and its end.",
+    BenchStartConfig,
+    run_start,
 )
 ROUTING = Command(
     ("bench", "routing"),

@@ -360,6 +360,30 @@ class BenchColumnsConfig:
 
 
 @option_group
+class BenchStartConfig:
+    """Options of ``penstock bench start``."""
+
+    rounds: Rounds = 5
+    api_server_count: Annotated[int, option("Number of API server processes.", "Server", ge=1, le=1024)] = 1
+    engines: Annotated[int, option("Number of engine processes.", "Server", ge=1, le=1024)] = 1
+    compare_tree: Annotated[
+        str | None,
+        option(
+            "Working tree of another version, whose server is started by turns with this one's.",
+            "Server",
+            metavar="DIR",
+        ),
+    ] = None
+    timeout: Timeout = 300.0
+    server_args: ServerArgs = None
+    json: Report = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for arguments that a shell cannot parse."""
+        check_arguments("--server-args", self.server_args)
+
+
+@option_group
 class BenchSessionConfig:
     """Options of ``penstock bench session``."""
 
