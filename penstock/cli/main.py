@@ -102,10 +102,14 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 def main(argv: list[str] | None = None) -> int:
     """Run ``penstock`` with these arguments (default: those of the process) and return its exit code."""
+    is_program = argv is None
     argv = sys.argv[1:] if argv is None else argv
     try:
         code = _run(argv)
         sys.stdout.flush()
+        if is_program and argv[:1] in (["serve"], ["gateway"]):
+            sys.stderr.flush()
+            os._exit(code)  # to free the imports of a server takes the interpreter 0.05 s of CPU time
         return code
     except ConfigError as error:
         print(f"penstock: error: {error}", file=sys.stderr)
