@@ -219,7 +219,14 @@ class Gateway:
     def workers(self) -> list[psutil.Process]:
         """The worker processes, in the order of their start."""
         children = psutil.Process(self.process.pid).children()
-        return sorted(children, key=lambda each: (each.create_time(), each.pid))
+        workers = [each for each in children if each not in self.templates]
+        return sorted(workers, key=lambda each: (each.create_time(), each.pid))
+
+    @property
+    def templates(self) -> list[psutil.Process]:
+        """The process of which several workers are forks, if there is one."""
+        children = psutil.Process(self.process.pid).children()
+        return [each for each in children if each.cmdline()[:1] == ["penstock: template"]]
 
     def counts(self, name: str = "request_total") -> dict[str, float]:
         """Of one counter: label values, joined by commas, to value; models, APIs and pools are left out."""
