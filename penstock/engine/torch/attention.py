@@ -30,8 +30,8 @@ from penstock.engine.torch.attention_metadata import (
     build_attention_metadata,
 )
 from penstock.engine.torch.batch_invariance import Product, attention_product
-from penstock.engine.torch.bloom import alibi_slopes
 from penstock.engine.torch.cuda.paged_layout import DeviceTables, PagedLayout
+from penstock.engine.torch.families.bloom import alibi_slopes
 from penstock.engine.torch.memory import zeros
 from penstock.engine.torch.model_loader import ModelShape
 from penstock.engine.torch.transfer import to_device
@@ -70,7 +70,8 @@ MAX_IN_CACHE = 1e15
 class PagedAttention:
     """Keys and values of all layers, and the attention function that reads and writes them.
 
-    ``keys`` and ``values``: per layer, [blocks, KV heads, block size, head size].
+    ``keys`` and ``values``: per layer, [blocks, KV heads, block size, head size], which may
+    be another one for values.
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class PagedAttention:
         """``kernel`` reads histories by ``tables``; None: they are gathered.
         ``batch_invariant``: what a token gets has the same bits in any part. Raises ConfigError if this
         machine does not allow that."""
-        size = (blocks, shape.kv_heads, block_size, shape.head_size)
-        self.keys = [zeros(size, dtype, device) for _ in range(shape.layers)]
-        self.values = [zeros(size, dtype, device) for _ in range(shape.layers)]
+        size = (blocks, shape.kv_heads, block_size)
+        self.keys = [zeros((*size, shape.head_size), dtype, device) for _ in range(shape.layers)]
+        self.values = [zeros((*size, shape.value_size), dtype, device) for _ in range(shape.layers)]
         gathered = CPU_GATHERED if device.type == "cpu" else DEVICE_GATHERED
-        self.geometry = CacheGeometry(shape.kv_heads, shape.head_size, gathered)
+        self.geometry = CacheGeometry(shape.kv_heads, max(shape.head_size, shape.value_size), gathered)
         self.tables = tables
         self._kernel = kernel
         group = shape.heads // shape.kv_heads
@@ -100,7 +101,7 @@ class PagedAttention:
         self._slopes = _slopes(shape, device) if shape.alibi else None
         self._product: Product | None = None
         if batch_invariant:
-            self._product = attention_product(_attend_alone, group, shape.head_size)
+            self._product = attention_product(_attend_alone, group, shape.head_size, shape.value_size)
         self.layout: Layout | None = None
         """Set before each forward pass."""
         self.bounds_rows = False
@@ -131,7 +132,7 @@ class PagedAttention:
         softcap: float | None = None,
         **ignored: Any,
     ) -> tuple[Tensor, None]:
-        """query [1, H, T, D]; key and value [1, KV heads, T, D]. Returns [1, T, H, D]."""
+        """query [1, H, T, D]; key [1, KV heads, T, D], value [1, KV heads, T, V]. Returns [1, T, H, V]."""
         if self.bounds_rows:
             key, value = _bounded(key), _bounded(value)
         layer = int(module.layer_idx)  # type: ignore[arg-type]
@@ -148,8 +149,9 @@ class PagedAttention:
         tokens = len(layout.writes) // key.shape[1]  # others pad the step
         padding, flat = len(flat) - tokens, flat[:tokens]
         keys.view(-1, size).index_copy_(0, layout.writes, key[:tokens].reshape(-1, size))
-        values.view(-1, size).index_copy_(0, layout.writes, value[:tokens].reshape(-1, size))
-        output = torch.empty_like(flat, memory_format=torch.contiguous_format)
+        width = values.shape[-1]
+        values.view(-1, width).index_copy_(0, layout.writes, value[:tokens].reshape(-1, width))
+        output = flat.new_empty((tokens, flat.shape[1], width))
         for part in layout.parts:
             attended = _attend(flat[part.tokens], keys, values, part, scoring, self._product)
             if part.real is None:
@@ -210,7 +212,7 @@ def _attend(
     scoring: Scoring,
     product: Product | None,
 ) -> Tensor:
-    """Causal attention of query [n * C, H, D] → [n * C, H, D].
+    """Causal attention of query [n * C, H, D] → [n * C, H, V].
 
     ``product`` computes all widths alike; None: each as it is fastest.
     """
@@ -220,7 +222,7 @@ def _attend(
     streams, width = part.own.shape
     pairs, group = streams * kv_heads, heads // kv_heads
     key = _gather(keys, part).view(pairs, part.length, size)
-    value = _gather(values, part).view(pairs, part.length, size)
+    value = _gather(values, part).view(pairs, part.length, -1)
     distance = part.own[:, None, None, :, None] - torch.arange(part.length, device=query.device)
     hidden = distance < 0  # [n, 1, 1, C, L]
     if window is not None:
@@ -232,7 +234,7 @@ def _attend(
         bias = None if slopes is None else -slopes[None, :, :, None, None] * distance
         attended = _in_tiles(grouped, key, value, hidden, scoring.scale, softcap, bias, product or _product)
     else:
-        shape = (pairs, group, part.length, size)
+        shape = (pairs, group, part.length, -1)
         visible = (~hidden).expand(-1, kv_heads, -1, -1, -1).reshape(pairs, 1, width, -1)
         attended = scaled_dot_product_attention(
             grouped.reshape(pairs, group, width, size),
@@ -241,7 +243,7 @@ def _attend(
             attn_mask=visible,
             scale=scoring.scale,
         )
-    return attended.reshape(streams, heads, width, size).transpose(1, 2).reshape(-1, heads, size)
+    return attended.reshape(streams, heads, width, -1).transpose(1, 2).flatten(0, 1)
 
 
 def _gather(cache: Tensor, part: AttentionPart) -> Tensor:
@@ -289,8 +291,9 @@ def _by_hand(
     bias: Tensor | None,
     product: Product,
 ) -> Tensor:
-    """Attention of query [n, KV heads, G, C, D] with key and value [n * KV heads, L, D] → [n, KV heads, G, C,
-    D], with all scores in memory. ``hidden`` [n, 1, 1, C, L]: positions that a query does not attend to.
+    """Attention of query [n, KV heads, G, C, D] with key [n * KV heads, L, D] and value [n * KV heads, L, V]
+    → [n, KV heads, G, C, V], with all scores in memory. ``hidden`` [n, 1, 1, C, L]: positions that a query
+    does not attend to.
 
     In half precision it rounds where transformers' eager attention does: the product, the scaled and the
     capped scores, and the weights.
@@ -307,7 +310,8 @@ def _by_hand(
         scores = scores + bias
     scores.masked_fill_(hidden, -torch.inf)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
-    return product(weights.reshape(streams * kv_heads, group * width, -1), value).reshape(query.shape)
+    attended = product(weights.reshape(streams * kv_heads, group * width, -1), value)
+    return attended.reshape(streams, kv_heads, group, width, -1)
 
 
 def _is_emulated(values: Tensor) -> bool:

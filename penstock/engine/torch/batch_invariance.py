@@ -105,16 +105,16 @@ def invariant_product(first: Tensor, second: Tensor, rows: int, most: int | None
 Product = Callable[[Tensor, Tensor], Tensor]
 """bmm."""
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Product], Tensor]
-"""Attention of query [P, G, C, D] with key and value [P, L, D], where visible [P, 1, C, L]."""
+"""Attention of query [P, G, C, D] with key [P, L, D] and value [P, L, V], where visible [P, 1, C, L]."""
 
 
-def attention_product(attend: Attend, heads: int, size: int) -> Product:
+def attention_product(attend: Attend, heads: int, size: int, value_size: int) -> Product:
     """The cheapest product with which attention gives a token the same bits alone, among others and with a
-    longer padding. ``heads``: that share a KV head. Raises ConfigError when there is none."""
+    longer padding. ``heads``: of a KV head; ``size``: of keys. Raises ConfigError if there is none."""
     generator = torch.Generator().manual_seed(0)
     longest, width = 5 * BLOCK, 80
     query = torch.randn((3, heads, width, size), generator=generator)
-    key, value = (torch.randn((3, longest, size), generator=generator) for _ in range(2))
+    key, value = (torch.randn((3, longest, each), generator=generator) for each in (size, value_size))
 
     def is_invariant(product: Product) -> bool:
         for length in (1, 15, 60, BLOCK + 9, 2 * BLOCK + 30, 4 * BLOCK):

@@ -69,9 +69,9 @@ class RouteRecorder:
 
     def __init__(self, model: Any) -> None:
         self._layers = [module for path, module in model.named_modules() if path.endswith(".experts")]
-        config = vars(model.config)
-        self._experts: int = config.get("num_local_experts") or config.get("num_experts") or 0
-        self._per_token: int = config.get("num_experts_per_tok") or 0
+        names = ("num_local_experts", "num_experts", "n_routed_experts")
+        self._experts: int = next((found for name in names if (found := getattr(model.config, name, 0))), 0)
+        self._per_token: int = getattr(model.config, "num_experts_per_tok", 0) or 0
 
     @property
     def routes(self) -> ExpertRoutes | None:

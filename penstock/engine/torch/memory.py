@@ -43,7 +43,7 @@ def release_memory(device: torch.device) -> None:
 
 def bytes_per_token(shape: ModelShape, dtype: torch.dtype) -> int:
     """Bytes of a token's keys and values in all layers of a model."""
-    return 2 * shape.layers * shape.kv_heads * shape.head_size * dtype.itemsize
+    return shape.layers * shape.kv_heads * (shape.head_size + shape.value_size) * dtype.itemsize
 
 
 def num_cache_blocks(config: ServeConfig, per_token: Sequence[int], max_model_len: int, budget: int) -> int:

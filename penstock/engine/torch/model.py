@@ -15,7 +15,6 @@ from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch.attention import Layout, PagedAttention, find_kernel
 from penstock.engine.torch.attention_metadata import dummy_attention_metadata, token_positions
 from penstock.engine.torch.batch_invariance import head_rows, make_invariant, refuse_device
-from penstock.engine.torch.bloom import replace_attention
 from penstock.engine.torch.cuda.decode_graphs import (
     Capture,
     DecodeGraphs,
@@ -27,6 +26,7 @@ from penstock.engine.torch.cuda.graph_memory import measure_graphs
 from penstock.engine.torch.cuda.paged_layout import FILLING, DeviceTables
 from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.experts import RouteRecorder, most_recorded
+from penstock.engine.torch.families.bloom import replace_attention
 from penstock.engine.torch.lm_head import LMHead
 from penstock.engine.torch.lora.lora_layers import LoraLayers
 from penstock.engine.torch.lora.lora_plan import LoraPlan

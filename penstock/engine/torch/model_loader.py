@@ -34,6 +34,9 @@ class ModelShape:
     heads: int
     kv_heads: int
     head_size: int
+    """Of queries and keys."""
+    value_size: int
+    """Head size of values; DeepSeek's differ."""
     vocab_size: int
     max_positions: int
     dtype: torch.dtype | None
@@ -61,11 +64,18 @@ def read_shape(model_dir: str) -> ModelShape:
     described: dict[str, Any] = config.to_dict()
     heads = int(config.num_attention_heads)
     kv_heads = 1 if described.get("multi_query") else int(described.get("num_key_value_heads") or heads)
+    head_size = int(described.get("head_dim") or config.hidden_size // heads)
+    value_size = head_size
+    if described.get("kv_lora_rank"):  # latent attention, whose keys and values are expanded for every head
+        kv_heads = heads
+        head_size = int(described["qk_nope_head_dim"]) + int(described["qk_rope_head_dim"])
+        value_size = int(described["v_head_dim"])
     return ModelShape(
         layers=int(config.num_hidden_layers),
         heads=heads,
         kv_heads=kv_heads,
-        head_size=int(described.get("head_dim") or config.hidden_size // heads),
+        head_size=head_size,
+        value_size=value_size,
         vocab_size=int(config.vocab_size),
         max_positions=_max_positions(described),
         dtype=config.dtype if isinstance(config.dtype, torch.dtype) else None,
@@ -139,7 +149,18 @@ def load_model(
     if experts is not None:
         experts.keep_local_experts(model)
     remove_host_reads(model)
+    _make_parameters(model)
     return model.to(device).eval()
+
+
+def _make_parameters(model: Any) -> None:
+    """Make parameters of buffers that a checkpoint has, as the biases that training gives to routers. They
+    are then replaced with the other weights."""
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if name not in module._non_persistent_buffers_set:
+                delattr(module, name)
+                setattr(module, name, torch.nn.Parameter(buffer, requires_grad=False))
 
 
 def _random_model(model_dir: str, seed: int, device: torch.device, options: dict[str, Any]) -> Any:

@@ -9,9 +9,12 @@ from typing import Any
 from penstock.config.errors import ConfigError
 
 SUPPORTED_MODELS: dict[str, str] = {
+    "apertus": "Apertus",
     "bloom": "BLOOM",
     "cohere": "Command R",
     "cohere2": "Command R7B, Command A",
+    "deepseek_v2": "DeepSeek V2",
+    "deepseek_v3": "DeepSeek V3, R1",
     "ernie4_5": "ERNIE 4.5",
     "exaone4": "EXAONE 4",
     "gemma": "Gemma",
@@ -27,6 +30,7 @@ SUPPORTED_MODELS: dict[str, str] = {
     "granitemoe": "Granite 3 MoE",
     "llama": "Llama 1 to 3.3, Yi, SmolLM, TinyLlama and other models of this architecture",
     "ministral": "Ministral",
+    "ministral3": "Ministral 3",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
     "nemotron": "Nemotron 4, Minitron",
@@ -56,7 +60,9 @@ TEXT_PARTS = {"gemma3": "gemma3_text"}
 config.json; and the model_type of a text part that states none."""
 
 
-WITH_EXPERTS = frozenset({"granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"})
+WITH_EXPERTS = frozenset(
+    {"deepseek_v2", "deepseek_v3", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"}
+)
 """model_types with experts, which can be split over ranks."""
 
 

@@ -38,10 +38,37 @@ _SMALL: dict[str, Any] = {
 }
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _ALL_HEADS: dict[str, Any] = {"num_key_value_heads": 4}
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 24,
+    "mscale": 1.0,
+}
+_LATENT: dict[str, Any] = {
+    **_ALL_HEADS,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+"""Keys of 24 elements, values of 12."""
+_GROUPED_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
+    "apertus": {},
     "bloom": {"num_attention_heads": 6, "hidden_size": 48},  # ALiBi's slopes differ for no power of two
     "cohere": {"logit_scale": 0.25},
     "cohere2": {"logit_scale": 0.25, "sliding_window": 24},
+    "deepseek_v2": {**_LATENT, **_GROUPED_EXPERTS, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": {**_LATENT, **_GROUPED_EXPERTS, "rope_parameters": _YARN | {"mscale_all_dim": 1.0}},
     "ernie4_5": {},
     "exaone4": {"sliding_window": 24},
     "gemma": {"head_dim": 16},
@@ -57,6 +84,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granitemoe": {"logits_scaling": 3.0, "num_local_experts": 4, "attention_multiplier": 0.3},
     "llama": {},
     "ministral": {"head_dim": 8, "sliding_window": 24},
+    "ministral3": {"head_dim": 8, "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.5}},
     "mistral": {"sliding_window": 24},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "nemotron": {},
@@ -122,6 +150,9 @@ def make_model(kind: str, directory: Path, **changes: Any) -> transformers.PreTr
         options = OTHER_PARTS[kind] | tied | {"text_config": options}
     config = type(known)(**options)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # zeros in a new model, and learned
+            buffer.uniform_(-0.5, 0.5)
     model.save_pretrained(directory)
     return model.to(DEVICE)
 

@@ -24,7 +24,7 @@ def paged_attention(
     scoring: Scoring,
 ) -> Tensor:
     window, softcap, slopes = scoring.window, scoring.softcap, scoring.slopes
-    heads, size = query.shape[1:]
+    heads = query.shape[1]
     kv_heads, block_size = keys.shape[1:3]
     tables = layout.table.index_select(0, layout.owners).long()
     block = tables.gather(1, layout.positions[:, None] // block_size)
@@ -32,7 +32,7 @@ def paged_attention(
         :, None
     ] % block_size
     for cache, new in ((keys, key), (values, value)):
-        cache.view(-1, size).index_copy_(0, places.flatten(), new.reshape(-1, size))
+        cache.view(-1, new.shape[-1]).index_copy_(0, places.flatten(), new.flatten(0, 1))
     known, given = (
         cache[tables].transpose(1, 2).flatten(2, 3).repeat_interleave(heads // kv_heads, 1)
         for cache in (keys, values)

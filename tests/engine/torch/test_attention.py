@@ -23,8 +23,8 @@ from penstock.engine.torch.attention_metadata import (
     build_attention_metadata,
     token_positions,
 )
-from penstock.engine.torch.bloom import alibi_slopes
 from penstock.engine.torch.cuda.paged_layout import DeviceTables
+from penstock.engine.torch.families.bloom import alibi_slopes
 from penstock.engine.torch.model_loader import ModelShape
 from tests.engine.torch.harness import DEVICE
 from tests.engine.torch.plain_kernel import KERNEL
@@ -37,6 +37,7 @@ SHAPE = ModelShape(
     heads=HEADS,
     kv_heads=KV_HEADS,
     head_size=SIZE,
+    value_size=SIZE,
     vocab_size=100,
     max_positions=LONGEST,
     dtype=None,

@@ -53,6 +53,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 8.0,
         "tie_word_embeddings": False,  # or random weights repeat their input
     },
+    "deepseek_v3": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "kv_lora_rank": 256,
+        "q_lora_rank": 256,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 256,
+    },
     "phi3": {"hidden_size": 576, "num_attention_heads": 6, "num_key_value_heads": 6},
     "opt": {
         "num_attention_heads": 8,

@@ -142,6 +142,32 @@ def test_head_sizes_and_groups(heads: int, kv_heads: int, size: int, dtype: torc
     assert_close(found, step)
 
 
+@pytest.mark.parametrize(("size", "value_size", "filling"), [(24, 12, 512), (16, 40, 1)])
+def test_values_of_another_size_than_keys(
+    size: int, value_size: int, filling: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention to some columns of the values is those columns of the attention to all."""
+    monkeypatch.setattr(kernels, "FILLING", filling)
+    wide, kept = max(size, value_size), slice(value_size)
+    step = Step([(600, 1), (3, 5), (60, 20)], 2, 2, wide)
+    step.query[..., size:] = step.key[..., size:] = 0
+    step.cache[0, ..., size:] = 0
+    expected, written = step.run(plain)
+    keys, values = step.cache[0, ..., :size].contiguous(), step.cache[1, ..., kept].contiguous()
+    found = kernels.paged_attention(
+        step.query[..., :size],
+        step.key[..., :size],
+        step.value[..., kept],
+        keys,
+        values,
+        step.layout,
+        Scoring(0.7 * wide**-0.5),
+    )
+    torch.testing.assert_close(found, expected[..., kept], rtol=1e-4, atol=1e-5)
+    assert torch.equal(keys, written[0, ..., :size])
+    assert torch.equal(values, written[1, ..., kept])
+
+
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("filling", [1, 512])
 def test_programs_that_share_a_history_give_what_one_does(

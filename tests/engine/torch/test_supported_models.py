@@ -18,27 +18,44 @@ from penstock.engine.torch.supported_models import SUPPORTED_MODELS as SUPPORTED
 from penstock.engine.torch.supported_models import check_supported
 from penstock.engine.vocabulary import length_field, read_max_model_len
 from tests.engine.torch import harness
-from tests.engine.torch.harness import VOCAB, generate, make_engine, make_model, run_all, submit, top_logprobs
+from tests.engine.torch.harness import (
+    VOCAB,
+    Driver,
+    generate,
+    make_engine,
+    make_model,
+    run_all,
+    submit,
+    top_logprobs,
+)
 
 TOKENS = 12
+SHARED = 32
+"""Tokens with which two prompts begin."""
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 
 
 def prompts() -> list[list[int]]:
-    """Shorter and longer than a chunk of 64 tokens and than a window of 24."""
+    """Shorter and longer than a chunk of 64 tokens and than a window of 24; two begin alike."""
     random = np.random.default_rng(1)
-    return [random.integers(3, VOCAB, size=length).tolist() for length in (1, 23, 70, 90)]
+    made = [random.integers(3, VOCAB, size=length).tolist() for length in (1, 23, 70, 90)]
+    made[3][:SHARED] = made[2][:SHARED]
+    return made
 
 
 @pytest.mark.parametrize("kind", sorted(SUPPORTED))
 def test_tokens_and_logprobs_equal_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    """Over a cache in which streams share blocks, and from which all are dropped and resumed."""
     model = make_model(kind, tmp_path)
     model.set_attn_implementation("eager")  # transformers' faster ones lack soft caps in some versions
     engine = make_engine(tmp_path, max_num_batched_tokens=64)
-    requests = [
-        submit(stream, prompt, max_tokens=TOKENS, logprobs=5) for stream, prompt in enumerate(prompts())
-    ]
-    outcomes = run_all(engine, requests)
+    driver = Driver(engine)
+    for stream, prompt in enumerate(prompts()):
+        driver.submit(submit(stream, prompt, max_tokens=TOKENS, logprobs=5))
+    for _ in range(5):
+        driver.step()
+    engine._scheduler.preempt_all()
+    outcomes = driver.run()
     for stream, prompt in enumerate(prompts()):
         outcome = outcomes[stream]
         assert outcome.tokens == generate(model, prompt, TOKENS)
@@ -47,6 +64,9 @@ def test_tokens_and_logprobs_equal_those_of_transformers(kind: str, tmp_path: Pa
             place = len(prompt) - 1 + step
             np.testing.assert_allclose(got_values[1:], values[place], rtol=1e-3, atol=2e-4)
             assert got_ids[1] == ids[place, 0]
+    metrics = engine.metrics()
+    assert metrics["preemptions_total"] > 0
+    assert metrics["prefix_cache_hits_total"] >= SHARED
 
 
 def test_the_models_made_here_are_of_all_families() -> None:

@@ -18,5 +18,8 @@ def changed(directory: Path, other: Path) -> transformers.PreTrainedModel:
                 parameter.copy_(torch.randn_like(parameter) * 0.4)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.neg_()
     model.save_pretrained(other)
     return model

@@ -46,6 +46,8 @@ def _write(  # type: ignore[no-untyped-def]
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     SIZE_PADDED: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -53,13 +55,12 @@ def _write(  # type: ignore[no-untyped-def]
     owner = tl.load(owners + token).to(tl.int64)
     position = tl.load(positions + token)
     block = tl.load(table + owner * width + position // BLOCK_SIZE).to(tl.int64)
-    at = ((block * KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE) * SIZE
-    size = tl.arange(0, SIZE_PADDED)
-    within = size < SIZE
-    k = tl.load(key + token * key_row + head * key_head + size, mask=within)
-    v = tl.load(value + token * value_row + head * value_head + size, mask=within)
-    tl.store(keys + at + size, k, mask=within)
-    tl.store(values + at + size, v, mask=within)
+    at = (block * KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE
+    size, value_size = tl.arange(0, SIZE_PADDED), tl.arange(0, VALUE_PADDED)
+    k = tl.load(key + token * key_row + head * key_head + size, mask=size < SIZE)
+    tl.store(keys + at * SIZE + size, k, mask=size < SIZE)
+    v = tl.load(value + token * value_row + head * value_head + value_size, mask=value_size < VALUE_SIZE)
+    tl.store(values + at * VALUE_SIZE + value_size, v, mask=value_size < VALUE_SIZE)
 
 
 @triton.jit(
@@ -97,6 +98,8 @@ def _attend(  # type: ignore[no-untyped-def]
     TOKENS: tl.constexpr,
     SIZE: tl.constexpr,
     SIZE_PADDED: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -119,11 +122,11 @@ def _attend(  # type: ignore[no-untyped-def]
     token, member = row // GROUP_PADDED, row % GROUP_PADDED
     own = start + token
     real = (token < count) & (member < GROUP)
-    size = tl.arange(0, SIZE_PADDED)
-    within = real[:, None] & (size < SIZE)[None, :]
+    size, value_size = tl.arange(0, SIZE_PADDED), tl.arange(0, VALUE_PADDED)
     heads = head * GROUP + member
     at = (first + token) * query_row + heads * query_head
-    q = tl.load(query + at[:, None] + size[None, :], mask=within, other=0.0)
+    asked = real[:, None] & (size < SIZE)[None, :]
+    q = tl.load(query + at[:, None] + size[None, :], mask=asked, other=0.0)
     if ALIBI:
         slope = tl.load(slopes + heads, mask=member < GROUP, other=0.0)
 
@@ -136,14 +139,14 @@ def _attend(  # type: ignore[no-untyped-def]
         end = tl.minimum(end, begin + share)
     most = tl.full((TOKENS * GROUP_PADDED,), float("-inf"), tl.float32)
     total = tl.zeros((TOKENS * GROUP_PADDED,), tl.float32)
-    sums = tl.zeros((TOKENS * GROUP_PADDED, SIZE_PADDED), tl.float32)
+    sums = tl.zeros((TOKENS * GROUP_PADDED, VALUE_PADDED), tl.float32)
     for beginning in range(begin, end, POSITIONS):
         position = beginning + tl.arange(0, POSITIONS)
         known = position < end
         page = tl.load(pages + position // BLOCK_SIZE, mask=known, other=0)
-        entry = ((page.to(tl.int64) * KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE) * SIZE
+        entry = (page.to(tl.int64) * KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE
         there = known[:, None] & (size < SIZE)[None, :]
-        k = tl.load(keys + entry[:, None] + size[None, :], mask=there, other=0.0)
+        k = tl.load(keys + (entry * SIZE)[:, None] + size[None, :], mask=there, other=0.0)
         # rounded like transformers' eager attention, which stores these in the model's dtype
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if q.dtype == tl.float16:
@@ -166,21 +169,23 @@ def _attend(  # type: ignore[no-untyped-def]
         subtracted = tl.where(greater == float("-inf"), 0.0, greater)
         weights = tl.exp(scores - subtracted[:, None])
         shrunk = tl.exp(most - subtracted)
-        v = tl.load(values + entry[:, None] + size[None, :], mask=there, other=0.0)
+        there = known[:, None] & (value_size < VALUE_SIZE)[None, :]
+        v = tl.load(values + (entry * VALUE_SIZE)[:, None] + value_size[None, :], mask=there, other=0.0)
         total = total * shrunk + tl.sum(weights, 1)
         sums = sums * shrunk[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         most = greater
 
     result = (first + token) * (KV_HEADS * GROUP) + heads
+    within = real[:, None] & (value_size < VALUE_SIZE)[None, :]
     if SPLIT:
         part = (result - base * (KV_HEADS * GROUP)) * splits + tl.program_id(2)
-        tl.store(sums_of + part[:, None] * SIZE + size[None, :], sums, mask=within)
+        tl.store(sums_of + part[:, None] * VALUE_SIZE + value_size[None, :], sums, mask=within)
         tl.store(bounds_of + 2 * part, most, mask=real)
         tl.store(bounds_of + 2 * part + 1, total, mask=real)
     else:
         # rows that are no tokens have a total of 0 and are not stored
         sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(output + result[:, None] * SIZE + size[None, :], sums, mask=within)
+        tl.store(output + result[:, None] * VALUE_SIZE + value_size[None, :], sums, mask=within)
 
 
 @triton.jit(do_not_specialize=["base", "splits"])  # type: ignore[untyped-decorator]
@@ -218,14 +223,14 @@ def paged_attention(
     layout: PagedLayout,
     scoring: Scoring,
 ) -> Tensor:
-    """Write a step's keys and values to the cache, and attend: query [T, H, D] → [T, H, D].
+    """Write a step's keys and values to the cache, and attend: query [T, H, D] → [T, H, V].
 
-    key, value [T, KV heads, D]; keys, values [blocks, KV heads, block size, D]. Any strides of query, key and
-    value.
+    key [T, KV heads, D], value [T, KV heads, V]; keys [blocks, KV heads, block size, D], values likewise.
+    Any strides of query, key and value.
     """
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
-    tokens, _, size = query.shape
-    _, kv_heads, block_size, _ = keys.shape
+    tokens, heads, size = query.shape
+    _, kv_heads, block_size, value_size = values.shape
     _write[(tokens, kv_heads)](
         key,
         value,
@@ -240,11 +245,13 @@ def paged_attention(
         KV_HEADS=kv_heads,
         SIZE=size,
         SIZE_PADDED=_padded_size(size),
+        VALUE_SIZE=value_size,
+        VALUE_PADDED=_padded_size(value_size),
         BLOCK_SIZE=block_size,
         num_warps=1,
         enable_fp_fusion=True,
     )
-    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    output = torch.empty((tokens, heads, value_size), dtype=query.dtype, device=query.device)
     if layout.singles:
         _launch(query, keys, values, output, layout, False, scoring)
     if layout.tiles is not None:
@@ -285,7 +292,7 @@ def _launch(
 ) -> None:
     """Attend from the tokens that are tiles by themselves, or from those of the tiles."""
     total, heads, size = query.shape
-    _, kv_heads, block_size, _ = keys.shape
+    _, kv_heads, block_size, value_size = values.shape
     group = heads // kv_heads
     grouped = triton.next_power_of_2(group)
     if tiled:
@@ -299,9 +306,9 @@ def _launch(
     splits = _splits(tiles * kv_heads, layout.longest)
     sums = bounds = output  # unused without splits
     if splits > 1:
-        sums = torch.empty((rows, heads, splits, size), dtype=torch.float32, device=query.device)
+        sums = torch.empty((rows, heads, splits, value_size), dtype=torch.float32, device=query.device)
         bounds = torch.empty((rows, heads, splits, 2), dtype=torch.float32, device=query.device)
-    row_bytes = _padded_size(size) * query.element_size()
+    row_bytes = _padded_size(max(size, value_size)) * query.element_size()
     _attend[(tiles, kv_heads, splits)](
         query,
         keys,
@@ -325,6 +332,8 @@ def _launch(
         TOKENS=tokens,
         SIZE=size,
         SIZE_PADDED=_padded_size(size),
+        VALUE_SIZE=value_size,
+        VALUE_PADDED=_padded_size(value_size),
         BLOCK_SIZE=block_size,
         WINDOW=scoring.window or 0,
         SOFTCAP=scoring.softcap or 0.0,
@@ -344,8 +353,8 @@ def _launch(
             base,
             splits,
             HEADS=heads,
-            SIZE=size,
-            SIZE_PADDED=_padded_size(size),
+            SIZE=value_size,
+            SIZE_PADDED=_padded_size(value_size),
             MAX_SPLITS=MAX_SPLITS,
             enable_fp_fusion=True,
         )

@@ -1,0 +1,1 @@
+"""What model families need beyond transformers' definitions."""
