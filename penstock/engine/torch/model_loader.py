@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,14 +109,19 @@ def _max_positions(described: dict[str, Any]) -> int:
     field = length_field(described)
     longest = int(described[field] or 0) if field is not None else 0
     longest = longest or UNSTATED_LENGTH
-    ropes: dict[str, Any] = described.get("rope_parameters") or {}
-    for rope in (ropes, *(of_layers for of_layers in ropes.values() if isinstance(of_layers, dict))):
+    for rope in _ropes(described):
         if rope.get("rope_type") in ROPE_BY_LENGTH:
             longest = min(longest, int(rope.get("original_max_position_embeddings") or longest))
         elif rope.get("rope_type") == "yarn":  # models state the length before or after it is stretched
             original = int(rope.get("original_max_position_embeddings") or 0)
             longest = max(longest, int(original * float(rope.get("factor") or 1)))
     return longest
+
+
+def _ropes(described: dict[str, Any]) -> list[dict[str, Any]]:
+    """A model's rotary embeddings, by the types of its layers if they differ."""
+    ropes: dict[str, Any] = described.get("rope_parameters") or {}
+    return [ropes, *(of_layers for of_layers in ropes.values() if isinstance(of_layers, dict))]
 
 
 def load_model(
@@ -182,7 +188,9 @@ def _read_model(
     if experts is not None:
         model_class = experts.sharded_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     try:
-        with made_without_compiler():
+        # longrope's factors are of the meta device, and do not multiply frequencies of the CPU
+        long = any(rope.get("rope_type") == "longrope" for rope in _ropes(config.to_dict()))
+        with nullcontext() if long else made_without_compiler():
             model, report = model_class.from_pretrained(
                 model_dir,
                 config=config,
