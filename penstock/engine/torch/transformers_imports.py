@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._device import _device_constructors
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ def made_without_compiler() -> Iterator[None]:
     layers: tuple[Any, ...] = nn.Linear, nn.Embedding
     originals = [layer.reset_parameters for layer in layers]
     arange = torch.arange
+    _device_constructors()  # remembers the functions of torch that obey ``with device:``; not the one below
 
     def arange_of_cpu(*args: Any, device: Any = None, **options: Any) -> Tensor:
         return arange(*args, device="cpu" if device is None else device, **options)
