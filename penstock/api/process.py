@@ -322,7 +322,7 @@ class _Server:
                 self._generation.turns,
                 self._exports.span_counts,
             ),
-            chat=template is not None,
+            template=template,
             refresh=self._refresh_metrics,
             share=self._share_metrics,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.integration.server import Server, wait_until
@@ -75,7 +77,7 @@ def test_stop_frees_the_engine(visit: Visit, server: Server) -> None:
     visit.ask("Go on for long.", max_tokens=1500)
     visit.wait_for_text()
     assert not is_free(server)
-    visit.page.click("#stop")
+    visit.page.keyboard.press("Escape")
     visit.wait_for(".problem", "Stopped.")
     wait_until(lambda: is_free(server) and aborted(server) == before + 1, 90, "the request's end")
     assert "tokens" in visit.find(".message.assistant .stats").inner_text()  # counted up to the stop
@@ -113,6 +115,161 @@ def test_a_reload_during_a_stream(visit: Visit, server: Server) -> None:
     visit.page.fill("[name=max_tokens]", "5")
     visit.page.click("text=Try again")
     visit.wait_for(".stats", "5 tokens")
+
+
+def titles(visit: Visit) -> list[str]:
+    return visit.find("#conversations .title").all_inner_texts()
+
+
+def test_conversations_are_kept_opened_renamed_and_deleted(visit: Visit) -> None:
+    visit.wait_ready()
+    visit.stream(CHAT, delta(content="yes"))
+    for text in ("first one", "second\none"):
+        visit.page.click("#history-new")
+        visit.ask(text)
+        visit.wait_for(".after button")
+    assert titles(visit) == ["second one", "first one"]
+    visit.page.click("#conversations .title >> text=first one")
+    assert visit.find(".message.user .body").all_inner_texts() == ["first one"]
+    visit.page.click("#conversations >> text=Rename")
+    visit.page.fill("#conversations input", HOSTILE)
+    visit.page.press("#conversations input", "Enter")
+    assert titles(visit) == ["second one", HOSTILE[:80].strip()]
+    visit.page.reload()
+    visit.wait_for(".message.user .body", "first one")
+    assert titles(visit) == ["second one", HOSTILE[:80].strip()]
+    assert visit.page.evaluate("window.pwned") is None
+    assert KEY not in visit.page.evaluate("JSON.stringify(localStorage)")
+    visit.page.click("#conversations >> text=Delete")
+    visit.wait_for(".greeting")
+    assert titles(visit) == ["second one"]
+    visit.page.unroute(f"**{CHAT}")
+    visit.ask("Go on for long.", max_tokens=1500)
+    visit.wait_for_text()
+    visit.wait_for("#conversations .title", "Go on")
+    visit.page.click("#conversations >> text=Delete")
+    visit.wait_for_end()
+    visit.page.reload()
+    visit.wait_for(".greeting")
+    assert titles(visit) == ["second one"]
+
+
+def test_a_message_is_edited_and_sent_again(visit: Visit) -> None:
+    visit.wait_ready()
+    bodies = visit.stream(CHAT, delta(content="yes"))
+    for count, text in enumerate(("one", "two"), start=1):
+        visit.ask(text)
+        visit.page.wait_for_function(
+            "(count) => document.querySelectorAll('.stats:not([hidden])').length === count", arg=count
+        )
+        visit.wait_for(".after button")
+    visit.find(".edit").first.click()
+    visit.page.keyboard.press("Escape")
+    assert visit.find(".message").count() == 4
+    visit.find(".edit").first.click()
+    visit.page.fill(".editor textarea", "three")
+    visit.page.press(".editor textarea", "Enter")
+    visit.wait_for(".message.user .body", "three")
+    visit.wait_for_end()
+    assert visit.find(".message").count() == 2
+    assert bodies[-1]["messages"] == [{"role": "user", "content": "three"}]
+
+
+def test_an_export_is_read_again(visit: Visit, tmp_path: Path) -> None:
+    visit.wait_ready()
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
+    visit.stream(CHAT, delta(reasoning="hm"), delta(content="**yes**"), delta(tool_calls=[call]))
+    visit.ask("one", system="Be short.")
+    visit.wait_for(".tool-results")
+    files = {}
+    for kind in ("Markdown", "JSON"):
+        with visit.page.expect_download() as download:
+            visit.page.click(f"#conversations >> text={kind}")
+        files[kind] = tmp_path / download.value.suggested_filename
+        download.value.save_as(files[kind])
+    assert {name: file.name for name, file in files.items()} == {"Markdown": "one.md", "JSON": "one.json"}
+    assert "**Model**\n\n> hm\n\n**yes**" in files["Markdown"].read_text()
+    exported = json.loads(files["JSON"].read_text())
+    assert [message["role"] for message in exported["messages"]] == ["system", "user", "assistant"]
+    assert exported["messages"][2]["reasoning"] == "hm"
+    assert KEY not in files["JSON"].read_text()
+    visit.page.fill("[name=system]", "")
+    visit.page.set_input_files("#history-file", files["JSON"])
+    visit.wait_for("#conversations li:nth-child(2) .title")
+    visit.wait_for(".tool-results")
+    visit.wait_for(".reasoning", "hm")
+    assert visit.page.input_value("[name=system]") == "Be short."
+    files["JSON"].write_text('{"messages": [{"role": "king"}]}')
+    visit.page.set_input_files("#history-file", files["JSON"])
+    visit.wait_for("#history-note", 'messages[0].role is "king", allowed are user, assistant')
+
+
+KEEP = """
+async (count) => {
+  const { keep, keptList, keptMessages } = await import(new URL("page/history.js", document.baseURI));
+  const said = (id, size) => keep({ id, title: id, messages: [{ role: "user", text: "x".repeat(size) }] });
+  const dropped = [];
+  for (let index = 0; index < count; index += 1) dropped.push(said(`c${index}`, 1000).dropped);
+  const kept = keptList().length;
+  const large = said("large", 1_000_000);
+  const larger = said("larger", 2_900_000);
+  const too = said("too", 4_000_000);
+  const ids = keptList().map(({ id }) => id);
+  return [
+    Math.max(...dropped), dropped.at(-1), kept, large, larger.kept, too, ids.slice(0, 2), ids.length,
+    Object.keys(localStorage).length, keptMessages("c0"), keptMessages("large")[0].text.length,
+  ];
+}
+"""
+
+
+def test_the_oldest_conversations_make_room(visit: Visit) -> None:
+    most, last, kept, large, larger, too, first, left, keys, oldest, size = visit.page.evaluate(KEEP, 205)
+    assert (most, last, kept) == (1, 1, 200)
+    assert large == {"kept": True, "dropped": 1}
+    assert larger
+    assert too == {"kept": False, "dropped": 0}
+    assert first == ["larger", "large"]
+    assert left < 200
+    assert keys == left + 1
+    assert oldest == []
+    assert size == 1_000_000
+
+
+def test_thinking_is_switched_where_the_template_reads_it(visit: Visit, server: Server) -> None:
+    status = server.get("/status", **BEARER).json()
+    assert status["thinking"] == []
+    visit.wait_ready()
+    assert not visit.find("#thinking").is_visible()
+    visit.answer("/status", status | {"thinking": ["enable_thinking", "reasoning_effort"]})
+    visit.wait_for("#thinking")
+    bodies = visit.stream(CHAT, delta(content="yes"))
+    for value in ("off", "high", ""):
+        visit.page.select_option("[name=thinking]", value)
+        visit.ask("one")
+        visit.page.wait_for_function("() => document.querySelector('#stop').hidden")
+        visit.wait_for(".after button")
+    assert bodies[0]["chat_template_kwargs"] == {"enable_thinking": False}
+    assert bodies[1]["reasoning_effort"] == "high"
+    assert not {"chat_template_kwargs", "reasoning_effort"} & bodies[2].keys()
+
+
+def test_copy_without_a_secure_context(visit: Visit) -> None:
+    visit.wait_ready()
+    visit.stream(CHAT, delta(content="```\na <b>\n```"))
+    visit.ask("one")
+    visit.wait_for_end()
+    visit.page.evaluate(
+        """() => {
+          Object.defineProperty(navigator, "clipboard", { value: undefined });
+          document.addEventListener("copy", () => {
+            window.copied = document.activeElement.value;
+          });
+        }"""
+    )
+    visit.page.click(".code-head .copy")
+    visit.wait_for(".code-head .copy", "Copied")
+    assert visit.page.evaluate("window.copied") == "a <b>"
 
 
 HOSTILE = (
@@ -181,7 +338,7 @@ def test_markdown_is_shown_as_elements(visit: Visit) -> None:
     visit.wait_ready()
     visit.ask("hello")
     visit.wait_for_end()
-    assert visit.find(".body h4").inner_text() == "Steps"
+    assert visit.find(".body h3.level-2").inner_text() == "Steps"
     assert visit.find(".body ol li").all_inner_texts() == ["open main.py", "run it"]
     assert visit.find(".body pre").all_inner_texts() == ["print(1 < 2)", "x = 2 * 3 * 4"]
     assert visit.find(".assistant .body p").inner_text() == "f(*a), *b"

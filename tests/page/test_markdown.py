@@ -45,7 +45,7 @@ SHOWN = {
         "<p>x</p><table><tr><th>a<th>[b]<tr><td>1<td>2 | 3<tr><td>4</table><p>y</p>"
     ),
     "a | b\n--- | --- | ---": "<p>a | b\n--- | --- | ---</p>",
-    "### a ##\n#b\n# c#": "<h5>a</h5><p>#b</p><h3>c#</h3>",
+    "### a ##\n#b\n# c#": "<h3>a</h3><p>#b</p><h3>c#</h3>",
     "In\n1986. A year\n1) one": "<p>In\n1986. A year</p><ol start=1><li>one</ol>",
     "***a*** **b `*c*` d** _e_ f_g_h": (
         "<p><em><strong>a</strong></em> <strong>b [*c*] d</strong> <em>e</em> f_g_h</p>"

@@ -14,6 +14,7 @@ from penstock import __version__
 from penstock.api.routes.adapters import describe_adapters
 from penstock.dispatch.connections import EngineState
 from penstock.dispatch.engine_client import EngineClient
+from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.metrics import families as f
 from penstock.metrics.families import MetricFamily
 from penstock.metrics.merge import Totals
@@ -45,9 +46,9 @@ _SERVER_VALUES = {
 _ENGINE, _SERVER, _SUPERVISOR = "engine", "api-server", process_name("supervisor", 0)
 
 
-def fleet_status(totals: Totals, engine_client: EngineClient, models: Sequence[str], *, chat: bool) -> Json:
-    """The reply. ``totals``: of all processes, as one API server knows them; ``chat``: whether the model has
-    a chat template."""
+def fleet_status(totals: Totals, engine_client: EngineClient, models: Sequence[str], template: Json) -> Json:
+    """The reply. ``totals``: of all processes, as one API server knows them; ``template``: what
+    :func:`about_template` says of the model's."""
     starts = _column(totals, f.START_TIME)
     restarts = _column(totals, f.RESTARTS)
 
@@ -80,7 +81,7 @@ def fleet_status(totals: Totals, engine_client: EngineClient, models: Sequence[s
         "kind": "server",
         "version": __version__,
         "models": list(models),
-        "chat": chat,
+        **template,
         "adapters": describe_adapters(engine_client),
         "time": time.time(),
         "started": starts.get(_SUPERVISOR),
@@ -90,6 +91,14 @@ def fleet_status(totals: Totals, engine_client: EngineClient, models: Sequence[s
         "rejected": _column(totals, f.REJECTED),
         "interrupted": _column(totals, f.INTERRUPTED),
         "restarts": sum(restarts.values()),
+    }
+
+
+def about_template(template: ChatTemplate | None) -> Json:
+    """What the page has to know of a model's chat template."""
+    return {
+        "chat": template is not None,
+        "thinking": [] if template is None else template.thinking_variables(),
     }
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import cache, partial
 from typing import NamedTuple
 
 from penstock.api.api_request import ApiRequest
-from penstock.api.routes.fleet_status import fleet_status
+from penstock.api.routes.fleet_status import about_template, fleet_status
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.input_processor import InputProcessor
+from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.turn_memory import TurnMemory
 from penstock.http.errors import encode_json
 from penstock.metrics import families as f
@@ -48,11 +50,11 @@ class MetricsEndpoint:
         launch: Launch,
         sources: MetricSources,
         *,
-        chat: bool,
+        template: ChatTemplate | None,
         refresh: Callable[[Snapshot], Awaitable[None]],
         share: Callable[[Snapshot], Awaitable[None]],
     ) -> None:
-        """``chat``: whether the model has a chat template. ``refresh`` takes the metrics of the other API
+        """``template``: of the model. ``refresh`` takes the metrics of the other API
         servers and of the engines as of now; ``share`` gives this API server's metrics to the others before
         they are shown, and takes theirs."""
         self._launch = launch
@@ -61,7 +63,7 @@ class MetricsEndpoint:
         self._models = sources.input_processor.model_info.names
         self._model = self._models[0]
         """The name that metrics have."""
-        self._chat = chat
+        self._about_template = cache(partial(about_template, template))
         self._metrics = sources.metrics
         self._engine_client = sources.engine_client
         self._streams = sources.streams
@@ -146,7 +148,7 @@ class MetricsEndpoint:
 
     async def _show_status(self) -> bytes:
         totals = await self._shared_totals()
-        return encode_json(fleet_status(totals, self._engine_client, self._models, chat=self._chat))
+        return encode_json(fleet_status(totals, self._engine_client, self._models, self._about_template()))
 
     async def _shared_totals(self) -> Totals:
         """Families that every API server would show, as of now."""

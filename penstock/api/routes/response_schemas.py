@@ -89,6 +89,10 @@ REPLIES: dict[str, Schema] = {
             "version": STRING,
             "models": {"description": "The names of the served model.", **listed(STRING)},
             "chat": {"description": "Whether the model has a chat template.", **FLAG},
+            "thinking": {
+                "description": "Variables of the chat template that switch thinking, or take its effort.",
+                **listed(STRING),
+            },
             "adapters": listed(ref("LoadedAdapter")),
             "time": {"description": "The server's clock: seconds since 1970.", **NUMBER},
             "started": {"description": "Start of the server, by its clock.", **or_null(NUMBER)},

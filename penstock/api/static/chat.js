@@ -2,24 +2,31 @@
 
 import { Conversation, addEvent } from "./conversation.js";
 import { byId, make, notify, setChildren } from "./dom.js";
+import { asJson, asMarkdown, fromJson } from "./exports.js";
 import { fleet, onFleet } from "./fleet.js";
+import { forget } from "./history.js";
+import { HistoryView } from "./history_view.js";
 import { errorOf, events, jsonBody, onKey, send } from "./http.js";
 import { askForKey } from "./key.js";
 import { MessageView } from "./message_view.js";
-import { listModels, requestFields, settingsError, startSettings, system } from "./settings.js";
+import { listModels, offerThinking, requestFields, setSystem, settingsError, startSettings, system } from "./settings.js";
 import { toolResults } from "./tool_results.js";
 
 const SAVE_MS = 500;
+/** A reply that takes long to show is shown less often: this many times as long it waits for the next time. */
+const PAINT_PAUSES = 4;
 const NO_TEMPLATE =
   "This model has no chat template: it continues your text (/v1/completions) and knows no roles. Break lines as the text needs it.";
-const NOT_KEPT = "The conversation is too long to survive a reload of this page.";
+const NOT_KEPT = "This conversation is too long for the browser's storage: it ends with this tab. Export it to keep it.";
+const NO_ROOM = "The browser's storage for conversations was full: the oldest were dropped";
 
 const log = byId("log");
 const prompt = byId("prompt");
-const conversation = new Conversation();
+let conversation = Conversation.reopened();
 /** The views of its messages. */
 const views = new WeakMap();
 let running = null;
+let history = null;
 /** The models and adapters of the latest list, null: none was read. */
 let models = null;
 /** Whether the page is going away: the browser then breaks its requests off, which is no fault of theirs. */
@@ -39,17 +46,38 @@ export function startChat() {
     submit();
   });
   byId("stop").addEventListener("click", () => running?.abort());
-  byId("clear").addEventListener("click", clear);
+  byId("clear").addEventListener("click", () => open(null));
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || event.defaultPrevented || byId("chat").hidden || document.querySelector("dialog[open]")) return;
+    running?.abort();
+  });
   log.addEventListener("scroll", () => {
     following = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
   });
   addEventListener("pagehide", () => {
-    conversation.save();
+    if (running) conversation.save();
     leaving = true;
   });
   addEventListener("pageshow", () => { leaving = false; }); // it was kept by the browser
   onKey(() => { models = null; });
   onFleet(refresh);
+  history = new HistoryView({
+    current: () => conversation,
+    open,
+    exported: (id, title) => {
+      const messages = (id === conversation.id ? conversation : new Conversation(id)).forFile(system());
+      return { md: asMarkdown(title, messages), json: asJson(title, messages) };
+    },
+    renamed: (id, title) => { if (title && id === conversation.id) conversation.title = title; },
+    remove: (id) => {
+      conversation.messages = []; // a reply that streams is not kept
+      forget(id);
+      open(null);
+    },
+    import: imported,
+  });
+  conversation.open();
+  history.show();
   showAll();
 }
 
@@ -57,6 +85,7 @@ export function startChat() {
 async function refresh() {
   const { status, state } = fleet;
   notify(byId("chat-note"), status?.chat === false ? NO_TEMPLATE : "");
+  if (status) offerThinking(status.thinking ?? []);
   if (!status || state === "key") return;
   const served = JSON.stringify([status.models, status.adapters.map((adapter) => adapter.name)]);
   if (models === served) return;
@@ -76,11 +105,40 @@ function submit() {
   reply();
 }
 
-function clear() {
+/** Opens a conversation that is kept, or a new one. A reply that streams is stopped. */
+function open(id, messages = undefined, title = undefined) {
   running?.abort();
-  conversation.clear();
+  running = null;
+  conversation = new Conversation(id, messages, title);
+  conversation.open();
+  notify(byId("history-note"), "");
+  following = true;
   showAll();
+  history.show();
   prompt.focus();
+}
+
+/** Opens what was exported as a conversation of its own. */
+function imported(text) {
+  const { title, system: instructions, messages } = fromJson(text);
+  open(null, messages, title);
+  setSystem(instructions);
+  kept();
+}
+
+/** Keeps the conversation, and says what became of it. */
+function kept(mine = conversation) {
+  const { kept: room, dropped } = mine.save();
+  if (!room) notify(byId("history-note"), NOT_KEPT);
+  else if (dropped) notify(byId("history-note"), `${NO_ROOM} (${dropped}).`);
+}
+
+/** Asks again from a message on, with another text. What was behind it is replaced. */
+function resend(message, text) {
+  running?.abort();
+  conversation.cut(message);
+  conversation.add({ role: "user", text });
+  reply();
 }
 
 /** Asks for a reply to the conversation as it is. */
@@ -94,12 +152,13 @@ async function reply() {
     showAll();
     return;
   }
-  const message = conversation.addReply();
+  const mine = conversation;
+  const message = mine.addReply();
   const stopper = new AbortController();
   running = stopper;
   following = true;
   const view = showAll();
-  const end = paintWhile(view);
+  const end = paintWhile(view, mine);
   try {
     await receive(message, chat ? "/v1/chat/completions" : "/v1/completions", request, stopper.signal);
     message.state = "done";
@@ -108,9 +167,9 @@ async function reply() {
     fail(message, error);
   }
   end();
-  running = null;
-  if (!conversation.save()) notify(byId("chat-note"), NOT_KEPT);
-  showAll();
+  kept(mine);
+  if (running === stopper) running = null;
+  if (mine === conversation) showAll();
 }
 
 function requestOf(chat) {
@@ -151,15 +210,20 @@ function fail(message, error) {
 }
 
 /** Paints a reply while it streams: at most once per frame, and keeps it over a reload. Returns what ends it. */
-function paintWhile(view) {
+function paintWhile(view, mine) {
   let frame = 0;
+  let next = 0;
   const paint = () => {
-    view.show();
-    if (following) log.scrollTop = log.scrollHeight;
+    const began = performance.now();
+    if (began >= next) {
+      view.show();
+      if (following) log.scrollTop = log.scrollHeight;
+      next = began + (1 + PAINT_PAUSES) * (performance.now() - began);
+    }
     frame = requestAnimationFrame(paint);
   };
   paint();
-  const saving = setInterval(() => conversation.save(), SAVE_MS);
+  const saving = setInterval(() => kept(mine), SAVE_MS);
   return () => {
     cancelAnimationFrame(frame);
     clearInterval(saving);
@@ -176,12 +240,13 @@ function showAll() {
   setChildren(log, [...shown.map((view) => view.node), ...(last ? (running ? [] : further(last)) : [greeting()])]);
   byId("stop").hidden = running === null;
   byId("send").hidden = running !== null;
+  log.classList.toggle("busy", running !== null);
   if (following) log.scrollTop = log.scrollHeight;
   return shown.at(-1);
 }
 
 function viewOf(message) {
-  if (!views.has(message)) views.set(message, new MessageView(message));
+  if (!views.has(message)) views.set(message, new MessageView(message, (text) => resend(message, text)));
   return views.get(message);
 }
 

@@ -1,5 +1,6 @@
-// The messages of a chat as data: kept over a reload, turned into requests, filled from events.
+// The messages of a chat as data: kept by the browser, turned into requests, filled from events.
 
+import { keep, keptList, keptMessages, newId, shortTitle } from "./history.js";
 import { load, save } from "./session.js";
 
 /**
@@ -7,21 +8,36 @@ import { load, save } from "./session.js";
  * failed), `reasoning`, `calls` (tool calls), `error`, `stats` and `finish`; a tool's has `callId`.
  */
 export class Conversation {
-  constructor() {
-    this.messages = load("chat", []).filter((message) => typeof message?.text === "string");
+  /** A new one, or one that is kept. */
+  constructor(id = null, messages = keptMessages(id), title = keptList().find((each) => each.id === id)?.title ?? "") {
+    this.id = id ?? newId();
+    this.title = title;
+    this.messages = Array.isArray(messages) ? messages.filter((message) => typeof message?.text === "string") : [];
     for (const message of this.messages) {
       if (message.state === "streaming") message.state = "interrupted";
     }
   }
 
-  /** Returns whether it will survive a reload. */
-  save() {
-    return save("chat", this.messages);
+  /** The one that was open before a reload of this tab. */
+  static reopened() {
+    return new Conversation(load("conversation", null));
   }
 
-  clear() {
-    this.messages = [];
-    this.save();
+  /** Makes it the one that a reload of this tab opens. */
+  open() {
+    save("conversation", this.id);
+  }
+
+  /** Keeps it, once it has messages. Returns whether there was room, and how many others were dropped. */
+  save() {
+    if (!this.messages.length) return { kept: true, dropped: 0 };
+    this.title ||= shortTitle(this.messages[0].text) || "Conversation";
+    return keep(this);
+  }
+
+  /** Removes a message and all behind it. */
+  cut(message) {
+    this.messages.length = this.messages.indexOf(message);
   }
 
   add(message) {
@@ -44,6 +60,12 @@ export class Conversation {
     return last?.role === "assistant" && last.state === "done" ? last.calls : [];
   }
 
+  /** All messages as the chat API has them, and the reasoning of replies. */
+  forFile(system) {
+    const told = this.messages.map((message) => ({ ...messageOf({ calls: [], ...message }), ...(message.reasoning && { reasoning: message.reasoning }) }));
+    return [...(system ? [{ role: "system", content: system }] : []), ...told];
+  }
+
   /** The `messages` of a request. A reply without text is left out: it failed. */
   forChat(system) {
     const sent = this.messages.filter((message) => message.role !== "assistant" || message.text || message.calls.length);
@@ -60,7 +82,7 @@ function messageOf(message) {
   if (message.role === "tool") return { role: "tool", tool_call_id: message.callId, content: message.text };
   if (message.role === "user") return { role: "user", content: message.text };
   if (!message.calls.length) return { role: "assistant", content: message.text };
-  const calls = message.calls.map((call) => ({
+  const calls = message.calls.filter(Boolean).map((call) => ({
     id: call.id, type: "function", function: { name: call.name, arguments: call.arguments },
   }));
   return { role: "assistant", content: message.text || null, tool_calls: calls };

@@ -67,16 +67,36 @@ export function setChildren(node, children) {
   }
 }
 
+/** Copies a text. Browsers have a clipboard for https and localhost only; elsewhere a selection is copied. */
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const field = make("textarea", { class: "sr", readonly: true, "aria-hidden": "true" });
+    const focused = document.activeElement;
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    focused?.focus();
+    return done;
+  }
+}
+
+/** Has the browser save a text as a file. */
+export function download(name, type, text) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  make("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
 /** A button that copies what `text()` returns. */
 export function copyButton(text) {
   const button = make("button", { type: "button", class: "quiet copy", text: "Copy" });
   button.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(text());
-      button.textContent = "Copied";
-    } catch {
-      button.textContent = "Not allowed"; // browsers have a clipboard for https and localhost only
-    }
+    button.textContent = (await copied(text())) ? "Copied" : "Not allowed";
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
   return button;

@@ -41,7 +41,7 @@ export function outermost(text, from, definitions) {
 export function elementOf(block, linkOf) {
   const inside = (tag, attributes, text) => inline(make(tag, attributes), text, linkOf);
   switch (block.kind) {
-    case "heading": return inside(`h${Math.min(6, block.level + 2)}`, {}, block.text);
+    case "heading": return inside("h3", { class: `level-${block.level}` }, block.text); // models skip levels
     case "rule": return make("hr");
     case "code": return codeBlock(block.text, block.language.split(/\s/)[0]);
     case "quote": return fill(make("blockquote"), block.blocks.map((each) => elementOf(each, linkOf)));

@@ -11,8 +11,10 @@ const ENDS = {
 };
 
 export class MessageView {
-  constructor(message) {
+  /** `edited(text)`: what is done with another text of the user's message; without it there is none. */
+  constructor(message, edited = null) {
     this.message = message;
+    this.edited = edited;
     this.reasoning = make("details", { class: "reasoning", open: true }, make("summary", { text: "Reasoning" }), make("p", { class: "plain" }));
     const plain = message.role === "assistant" ? null : make("p", { class: "plain" });
     this.body = make("div", { class: "body" }, plain);
@@ -20,10 +22,40 @@ export class MessageView {
     this.calls = make("div", { class: "calls" });
     this.problem = make("p", { class: "problem", role: "alert" });
     this.stats = make("p", { class: "stats" });
-    const head = make("div", { class: "who" }, make("span", { text: WHO[message.role] }), copyButton(() => message.text));
+    const head = make("div", { class: "who" }, make("h2", { text: WHO[message.role] }), 
+      message.role === "user" && edited && make("button", { type: "button", class: "quiet copy edit", text: "Edit", onclick: () => this.edit() }),
+      copyButton(() => message.text));
     this.node = make("article", { class: `message ${message.role}` }, head, this.reasoning, this.body, this.calls, this.problem, this.stats);
     this.shown = null;
     this.show();
+  }
+
+  /** Puts a form in the place of the text. */
+  edit() {
+    const field = make("textarea", { rows: 3, "aria-label": "Your message" });
+    field.value = this.message.text;
+    const end = () => {
+      form.replaceWith(this.body);
+      this.node.querySelector(".edit").focus();
+    };
+    const form = make("form", { class: "editor" }, field, make("div", { class: "actions" },
+      make("button", { type: "button", class: "quiet", text: "Cancel", onclick: end }),
+      make("button", { type: "submit", class: "primary", text: "Send again" })));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (field.value.trim()) this.edited(field.value);
+    });
+    form.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") {
+        event.preventDefault();
+        end();
+      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.target === field) {
+        event.preventDefault();
+        form.requestSubmit();
+      }
+    });
+    this.body.replaceWith(form);
+    field.focus();
   }
 
   /** Shows the message as it is; nothing is done if nothing came since the last time. */

@@ -18,7 +18,11 @@ export function startSettings() {
     save("settings", Object.fromEntries(values));
     notify(byId("settings-error"), "");
   });
-  if (matchMedia("(max-width: 50rem)").matches) byId("settings").open = false;
+  if (!matchMedia("(max-width: 50rem)").matches) return;
+  for (const part of [byId("settings"), byId("history")]) {
+    part.open = false;
+    part.name = "side"; // one at a time
+  }
 }
 
 /** Fills the list of models, adapters included. Throws ServerError. */
@@ -31,6 +35,34 @@ export async function listModels() {
 }
 
 export const system = () => form.elements.system.value;
+
+export function setSystem(text) {
+  form.elements.system.value = text;
+  form.dispatchEvent(new Event("input"));
+}
+
+/** What the chat template knows of thinking: variables by which it is switched, and whether it takes an effort. */
+let thinking = { switches: [], offered: "" };
+
+/** Offers to switch thinking, if the template reads one of the `variables` that do. */
+export function offerThinking(variables) {
+  const offered = variables.join();
+  if (offered === thinking.offered) return;
+  const switches = variables.filter((name) => name !== "reasoning_effort");
+  thinking = { switches, offered };
+  const values = [...(switches.length ? ["on", "off"] : []), ...(variables.includes("reasoning_effort") ? ["low", "medium", "high"] : [])];
+  const select = form.elements.thinking;
+  const wanted = select.value || load("settings", {}).thinking;
+  select.replaceChildren(...["", ...values].map((value) => make("option", { value, text: value || "default" })));
+  select.value = values.includes(wanted) ? wanted : "";
+  byId("thinking").hidden = !values.length;
+}
+
+function thinkingFields(value) {
+  if (!value) return {};
+  if (value !== "on" && value !== "off") return { reasoning_effort: value };
+  return { chat_template_kwargs: Object.fromEntries(thinking.switches.map((name) => [name, value === "on"])) };
+}
 
 /**
  * The fields of a request that are set. `chat`: whether for the chat API. Throws an Error that names the field if one
@@ -47,6 +79,7 @@ export function requestFields(chat) {
   if (form.elements.stop.value) fields.stop = form.elements.stop.value;
   const tools = form.elements.tools.value.trim();
   if (chat && tools) fields.tools = toolsOf(tools);
+  if (chat) Object.assign(fields, thinkingFields(form.elements.thinking.value));
   return fields;
 }
 

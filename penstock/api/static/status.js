@@ -42,7 +42,8 @@ export function startStatus() {
   onFleet(show);
 }
 
-const section = (title) => make("section", { class: "panel", "data-title": title }, make("h2", { text: title }), make("div", { class: "scroll" }));
+const section = (title) => make("section", { class: "panel", "data-title": title }, make("h2", { text: title }),
+  make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": title }));
 
 function show() {
   const { state, text, status } = fleet;

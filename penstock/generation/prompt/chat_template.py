@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -34,6 +35,9 @@ RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 )
 """Variables that request fields set; chat_template_kwargs may not."""
+
+THINKING = ("enable_thinking", "thinking", "reasoning_effort")
+"""Variables by which templates switch thinking, or take how hard to think."""
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -91,6 +95,13 @@ class ChatTemplate:
     def source(self) -> str:
         """The text of all templates."""
         return "\n".join(self._sources.values())
+
+    def thinking_variables(self) -> list[str]:
+        """Which of :data:`THINKING` the templates read."""
+        environment = _environment()
+        trees = map(environment.parse, self._sources.values())
+        read = set().union(*map(jinja2.meta.find_undeclared_variables, trees))
+        return [name for name in THINKING if name in read]
 
     @property
     def default_source(self) -> str:

@@ -298,3 +298,11 @@ def test_a_rendering_leaves_no_messages_to_the_garbage_collector() -> None:
         assert ended() is None
     finally:
         gc.enable()
+
+
+def test_what_a_template_reads_of_thinking() -> None:
+    assert template("{{ messages[0].content }}").thinking_variables() == []
+    both = "{% if enable_thinking is defined and not enable_thinking %}x{% endif %}{{ reasoning_effort }}"
+    assert template(both).thinking_variables() == ["enable_thinking", "reasoning_effort"]
+    preset = "{% if thinking is not defined %}{% set thinking = false %}{% endif %}{{ thinking }}"
+    assert template(preset).thinking_variables() == ["thinking"]

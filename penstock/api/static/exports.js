@@ -1,0 +1,33 @@
+// A conversation as a file: Markdown to read, JSON with the messages of the chat API and its reasoning to read again.
+
+const WHO = { user: "You", assistant: "Model", tool: "Tool result", system: "System" };
+const ROLES = Object.keys(WHO);
+
+export function asMarkdown(title, messages) {
+  const parts = messages.map(({ role, content, reasoning, tool_calls: calls }) => [
+    `**${WHO[role]}**`,
+    reasoning ? `> ${reasoning.replaceAll("\n", "\n> ")}` : "",
+    content ?? "",
+    ...(calls ?? []).map((call) => `\`\`\`json\n${JSON.stringify(call.function)}\n\`\`\``),
+  ].filter(Boolean).join("\n\n"));
+  return `# ${title}\n\n${parts.join("\n\n---\n\n")}\n`;
+}
+
+export const asJson = (title, messages) => `${JSON.stringify({ title, messages }, null, 2)}\n`;
+
+/** {title, system, messages} of such JSON. Throws an Error. */
+export function fromJson(text) {
+  const { title, messages } = JSON.parse(text) ?? {};
+  if (!Array.isArray(messages)) throw new Error("messages is not a list");
+  const read = messages.map(({ role, content, reasoning, tool_calls: calls, tool_call_id: callId }, index) => {
+    if (!ROLES.includes(role)) throw new Error(`messages[${index}].role is ${JSON.stringify(role)}, allowed are ${ROLES.join(", ")}`);
+    if (typeof (content ?? "") !== "string") throw new Error(`messages[${index}].content is not a text`);
+    if (role !== "assistant") return { role, text: content ?? "", ...(callId && { callId: String(callId) }) };
+    const read = (Array.isArray(calls) ? calls : []).map((call) => ({
+      id: String(call?.id ?? ""), name: String(call?.function?.name ?? ""), arguments: String(call?.function?.arguments ?? ""),
+    }));
+    return { role, text: content ?? "", reasoning: String(reasoning ?? ""), calls: read, state: "done", error: "", stats: {}, finish: null };
+  });
+  const system = read.filter((message) => message.role === "system").map((message) => message.text).join("\n");
+  return { title: typeof title === "string" ? title : "", system, messages: read.filter((message) => message.role !== "system") };
+}
