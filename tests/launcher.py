@@ -33,6 +33,8 @@ IMPORTED = (
 )
 """What the commands and their children import before they are ready."""
 
+SEED = {"PYTHONHASHSEED": "1"}
+"""Workers of a gateway are forks, too, where it need not tell them how to hash."""
 COMMAND = (sys.executable, "-m", "penstock.cli.main")
 
 
@@ -42,7 +44,7 @@ class Process:
     def __init__(self, arguments: Sequence[str]) -> None:
         """In a session of its own. ``stdout`` is what it writes to standard output and error."""
         self.args = arguments
-        message = json.dumps([os.getcwd(), dict(os.environ), arguments]).encode()
+        message = json.dumps([os.getcwd(), os.environ | SEED, arguments]).encode()
         self._end, theirs = socket.socketpair()
         read, write = os.pipe()
         with theirs, os.fdopen(write, "wb"):
@@ -93,7 +95,7 @@ def _launcher() -> socket.socket:
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # numpy's threads would not survive a fork
+            env=os.environ | SEED | {"OPENBLAS_NUM_THREADS": "1"},  # numpy's threads would not survive a fork
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # the terminal's signals are for the tests

@@ -51,6 +51,7 @@ from penstock.wire.control import ApiKeys, GatewayLaunch, Info, SupervisorComman
 
 log = logging.getLogger(__name__)
 
+_SEED = "PYTHONHASHSEED"
 STARTUP_TIMEOUT_S = 120.0
 """Maximum time between two progress reports of a starting worker, which needs about half a second."""
 FIXED_OPTIONS = (
@@ -118,16 +119,19 @@ def serve(config: GatewayConfig, origins: Origins, read_again: ReadOptions) -> i
         return exit_code_of(interruption.signum)
 
 
-def _worker_environment() -> dict[str, str]:
+def _worker_environment() -> dict[str, str] | None:
     """The workers' environment. They tell each other hashes of prompts and sessions: Python's, which are the
-    same in all processes with this seed, and foreseen by no client."""
-    return {**os.environ, "PYTHONHASHSEED": str(random.SystemRandom().randrange(1, 1 << 32))}
+    same in all processes with this seed, and foreseen by no client. None: this process has got a seed."""
+    if os.environ.get(_SEED, "random") != "random":
+        return None
+    return {**os.environ, _SEED: str(random.SystemRandom().randrange(1, 1 << 32))}
 
 
 def _starter(workers: int) -> ChildStarter:
-    """A single worker is not forked: with an environment of its own, a template starts no earlier than it."""
-    preload = ["penstock.gateway.process"] if workers > 1 else []
-    return ChildStarter("penstock.gateway.worker_main", preload, environ=_worker_environment())
+    """A single worker with an environment of its own is not forked: a template starts no earlier than it."""
+    environ = _worker_environment()
+    preload = ["penstock.gateway.process"] if workers > 1 or environ is None else []
+    return ChildStarter("penstock.gateway.worker_main", preload, environ=environ)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from penstock.gateway.supervisor import _worker_environment
 from tests.gateway.behaviours import DONE, TEXT, good, stalled_in_stream
 from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, closed_port, eventually, gateway
 
@@ -211,3 +212,13 @@ def test_wrong_options_have_their_exit_code(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 2
     assert "--kubernetes-config" in done.stderr
+
+
+def test_workers_hash_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a seed that no client foresees, or by the one of the environment."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    environs = [_worker_environment(), _worker_environment()]
+    assert all(environ and int(environ["PYTHONHASHSEED"]) > 0 for environ in environs)
+    assert environs[0] != environs[1]
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    assert _worker_environment() is None
