@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from penstock import __version__
 from penstock.cli import early_signals, parser
 from penstock.cli.command import Command
-from penstock.config.errors import ConfigError, Problems, did_you_mean
+from penstock.config.errors import ConfigError, NeedsVllm, Problems, did_you_mean
 from penstock.config.introspect import Option, options_of
 from penstock.config.origins import Origins
 from penstock.config.sources import OtherServers, resolve
@@ -178,7 +178,14 @@ def _run(argv: list[str]) -> int:
         problems.raise_all()
     if not command.handles_signals:
         early_signals.restore()
-    return command.run(config, origins, read) if command.rereads_options else command.run(config, origins)
+    try:
+        return command.run(config, origins, read) if command.rereads_options else command.run(config, origins)
+    except NeedsVllm as error:
+        from penstock.cli.vllm_line import advice
+
+        raise ConfigError(
+            f"{error}\n{advice(error, line.foreign, line.rest, words, command.config)}"
+        ) from None
 
 
 def _find(argv: list[str]) -> CommandEntry | None:

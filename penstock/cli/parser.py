@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:  # imported when there is an unknown flag
 
 HELP_WIDTH = 100
 """Maximum width of ``--help``, in columns."""
+
+_SWALLOWING = ("served_model_name", "api_key")
+"""Fields of options with several values none of which is a path."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -106,11 +111,35 @@ def parse(command: Command[Any], argv: list[str], program: str = "penstock") -> 
     if rest:
         raise _unknown(rest, options, command.replaces_servers)
     arguments = vars(namespace)
+    if command.replaces_servers:
+        _check_model(arguments, options, argv, program)
     files = arguments.pop("config", [None])
     if len(files) > 1:
         raise ConfigError("--config is given twice")
     switches = {name: str(value).lower() for name, value in arguments.items() if isinstance(value, bool)}
     return CommandLine(arguments | switches | behind, files[0], foreign, argv)
+
+
+def _check_model(
+    arguments: dict[str, Any], options: tuple[Option, ...], argv: list[str], program: str
+) -> None:
+    """Raises ConfigError where an option with several values has swallowed MODEL, as the last one looks."""
+    if any(option.field in arguments for option in options if option.positional):
+        return
+    for option in options:
+        values = arguments.get(option.field)
+        if option.field not in _SWALLOWING or not values or len(values) < 2:
+            continue
+        model = values[-1]
+        if re.fullmatch(r"\.{0,2}/.*|~/.*|[\w.-]+/[\w.-]+", model):
+            from penstock.config.other_servers.review import without_secrets
+
+            before = argv[: len(argv) - argv[::-1].index(model) - 1]
+            line = [model, *without_secrets([*before, *argv[len(before) + 1 :]], options)]
+            raise ConfigError(
+                f"{option.flag} takes all values after it, {model} too; the model comes first\n"
+                f"Write: {program} serve {shlex.join(line)}"
+            )
 
 
 def flags_of(options: tuple[Option, ...]) -> set[str]:

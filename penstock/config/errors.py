@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from penstock.config.hidden import hide_credentials
@@ -14,6 +14,15 @@ class ConfigError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(hide_credentials(message))
+
+
+class NeedsVllm(ConfigError):
+    """Only vLLM's engine does what is asked for, with the arguments ``behind`` the ``--`` of its command
+    line; the command adds the line."""
+
+    def __init__(self, message: str, behind: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.behind = behind
 
 
 class Problems:

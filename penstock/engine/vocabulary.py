@@ -6,7 +6,6 @@ Needs no torch: tokenizer.json is read through ``tokenizers``, the other files a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,27 +14,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from penstock.config.errors import ConfigError
+from penstock.engine.model_length import length_field
 from penstock.wire.arrays import I32
 
 DEFAULT_MAX_MODEL_LEN = 8192
 """Used when config.json is missing or states no length."""
-LENGTH_NAMES = (
-    "max_position_embeddings",
-    "n_positions",
-    "n_ctx",
-    "max_seq_len",
-    "max_seq_length",
-    "max_sequence_length",
-    "max_context_length",
-    "context_length",
-    "seq_length",
-    "seq_len",
-    "max_target_positions",
-    "max_decoder_position_embeddings",
-    "max_text_positions",
-    "model_max_length",
-)
-"""Fields of config.json that state how long a text may be; the first one that is there counts."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -104,15 +87,6 @@ def read_max_model_len(model_dir: Path) -> int:
         if name is not None:
             return _count(path, name, part[name], 2)
     return DEFAULT_MAX_MODEL_LEN
-
-
-def length_field(described: Mapping[str, Any]) -> str | None:
-    """Which field of a config.json states how long a text may be; None: none does. Command R has two: its
-    ``max_position_embeddings`` is smaller than what it was trained for."""
-    names = LENGTH_NAMES
-    if str(described.get("model_type")).startswith("cohere"):
-        names = names[::-1]
-    return next((name for name in names if name in described), None)
 
 
 def _parts(path: Path) -> list[dict[str, Any]]:

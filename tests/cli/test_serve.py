@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import importlib.util
+import json
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -7,8 +10,12 @@ from types import ModuleType
 import pytest
 
 from penstock.cli.main import main
+from penstock.cli.parser import parse
+from penstock.cli.serve import COMMAND
 from penstock.config.origins import Origin, Origins
 from penstock.config.serve import ServeConfig
+from penstock.config.sources import OtherServers, resolve
+from penstock.distribution import pip_install
 
 
 def test_the_supervisor_gets_config_and_origins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +41,52 @@ def test_the_supervisor_gets_config_and_origins(monkeypatch: pytest.MonkeyPatch)
             },
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("described", "why", "behind"),
+    [
+        ({"model_type": "qwen3_5"}, "keep a recurrent state", []),
+        ({"model_type": "brand_new"}, "is not supported by the torch engine: it runs", []),
+        (
+            {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}},
+            "weights are quantized (fp8)",
+            [],
+        ),
+        (
+            {"model_type": "qwen3", "max_position_embeddings": 4096, "rope_theta": 1},
+            "the model takes at most 4096 tokens",
+            ["--hf-overrides"],
+        ),
+        ({"model_type": "bert"}, "Penstock serves models that generate text", None),
+    ],
+)
+def test_a_model_that_needs_vllm_is_told_with_the_whole_line(
+    described: dict[str, object],
+    why: str,
+    behind: list[str] | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    options = ["--port", "0", "--max-model-len", "8192", "--trust-remote-code", "--device", "cpu"]
+    assert main(["serve", str(tmp_path), *options, "--batch-invariant"]) == 2
+    told = capsys.readouterr().err
+    assert why in told
+    line = told.partition("\nWrite: penstock serve ")[2].partition("\n")[0]
+    if behind is None:
+        assert not line
+        return
+    read = parse(COMMAND, shlex.split(line))
+    config = resolve(
+        ServeConfig, read.arguments, {}, other_servers=OtherServers(read.foreign, read.rest)
+    ).config
+    assert (config.model, config.engine, config.max_model_len) == (str(tmp_path), "vllm", 8192)
+    assert [each for each in config.engine_args or () if each.startswith("--")] == [
+        "--trust-remote-code",
+        *behind,
+    ]
+    assert pip_install("vllm") in told or importlib.util.find_spec("vllm")
 
 
 def test_a_host_without_api_servers_takes_none_of_their_options(

@@ -18,7 +18,7 @@ from penstock.config.gateway import GatewayConfig
 from penstock.config.introspect import options_of
 from penstock.config.origins import Origin
 from penstock.config.other_servers import lookup, sglang_advice, vllm_advice, vllm_environment, vllm_values
-from penstock.config.other_servers.known_flag import IgnoredFlag, MappedFlag
+from penstock.config.other_servers.known_flag import EngineFlag, IgnoredFlag, MappedFlag
 from penstock.config.other_servers.vllm_names import FILE, vllm_names
 from penstock.config.serve import ServeConfig
 from penstock.config.sources import OtherServers, Resolved, resolve
@@ -243,12 +243,63 @@ MISTRAL = (
         ("m --middleware a.b --grpc --port 1", "m --port 1"),
         ("m --runner pooling --enable-prompt-embeds", "m"),
         ("m --device cuda -q awq", "m --engine vllm -- -q awq"),
+        ("m --device cuda --batch-invariant --threads=3 -q awq", "m --engine vllm -- -q awq"),
+        # lines of model cards, recipes and cookbooks, shortened
+        ("m --tensor-parallel 4 --mm-encoder-tp-mode data", "m --engine vllm -- --tensor-parallel-size 4"
+            " --mm-encoder-tp-mode data"),
+        ("m --reasoning-parser-plugin p.py --reasoning-parser nano_v3 -tp 1", "m"),
+        ("m --tool-parser-plugin p.py --tool-call-parser own --port 1", "m --port 1"),
+        ('m --rope-scaling {"rope_type":"yarn","factor":4.0} --max-model-len 9', "m --max-model-len 9"
+            " --engine vllm -- --hf-overrides.rope_parameters '{\"rope_type\":\"yarn\",\"factor\":4.0}'"),
+        ("m -dp 8 --enable-expert-parallel --language-model-only", "m --attach 127.0.0.1:29550"
+            " --data-parallel-size 8 -- --language-model-only --enable-expert-parallel"),
+        ("m --data-parallel-size 16 --data-parallel-size-local 8 --data-parallel-address 10.0.0.1"
+            " --data-parallel-rpc-port 9 --enable-expert-parallel --headless --data-parallel-start-rank 8",
+            "m --data-parallel-size 16 --data-parallel-size-local 8 --attach 10.0.0.1:9 --"
+            " --enable-expert-parallel"),
+        ("--model-path m --tp 8 --ep 8 --dp 2 --enable-dp-attention --reasoning-parser deepseek-r1", "m"
+            " --reasoning-parser deepseek-r1 --engine vllm --data-parallel-size 2 -- --tensor-parallel-size 8"
+            " --enable-expert-parallel"),
+        ("--model m --tp 1 --mem-frac 0.8 --speculative-algo EAGLE --speculative-num-steps 3"
+            " --tool-call-parser qwen25", "m --tool-call-parser qwen25 --gpu-memory-utilization 0.8"),
+        ("--model-path m --nsa-prefill-backend tilelang --json-model-override-args {} --lora-path a=/a", "m"
+            " --engine vllm --enable-lora --lora-modules a=/a -- --hf-overrides '{}'"),
     ],
 )  # fmt: skip
 def test_values_of_vllms_alone_show_the_whole_line(line: str, write: str) -> None:
     text = refusal(line)
     assert text.partition("\nWrite: penstock serve ")[2] == write
-    assert served(write).config.model == write.split()[0]
+    read = parse(serve.COMMAND, shlex.split(write))
+    config = resolve(
+        ServeConfig, read.arguments, {}, other_servers=OtherServers(read.foreign, read.rest)
+    ).config
+    assert config.model == write.split()[0]
+
+
+@pytest.mark.parametrize("name", [*vllm_values._SGLANGS_TOOLS, *vllm_values._SGLANGS_REASONING])
+def test_formats_by_sglangs_names(name: str) -> None:
+    flag = "--tool-call-parser" if name in vllm_values._SGLANGS_TOOLS else "--reasoning-parser"
+    assert served(f"m {flag} {name}").remarks == [
+        f"note: {flag} {name} is taken as {vllm_values.VALUES[flag, name]}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "write"),
+    [
+        ("--served-model-name x Qwen/Qwen3-8B --port 1", "Qwen/Qwen3-8B --served-model-name x --port 1"),
+        ("--port 1 --api-key sesame ./m", "./m --port 1 --api-key '***'"),
+    ],
+)
+def test_an_option_that_swallowed_the_model(line: str, write: str) -> None:
+    assert refusal(line).partition("\nWrite: penstock serve ")[2] == write
+    assert served("--served-model-name x y --port 1").config.model is None
+
+
+def test_what_vllms_engine_calls_otherwise_exists_there() -> None:
+    for advice in ADVICE.values():
+        if isinstance(advice, EngineFlag):
+            assert FLAGS[advice.flag.partition(".")[0]].of_engine
 
 
 @pytest.mark.parametrize(
@@ -282,8 +333,22 @@ def test_a_value_of_vllms_alone_in_a_file(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("--grpc", "--grpc: vLLM's, not supported: Penstock serves HTTP"),
-        ("--tp 2", "--tp 2: SGLang's, not supported: an engine of Penstock's own runs on one device"),
-        ("--lora-paths a=/a", "--lora-paths a=/a: it is --lora-modules here, each NAME=PATH"),
+        ("--tp 2", "--tp 2: it is --tensor-parallel-size of vLLM's engine, behind -- with --engine vllm"),
+        ("--lora-paths a=/a", "--lora-paths a=/a: it is --enable-lora --lora-modules here, each NAME=PATH"),
+        ("--rope-theta 5", "it is --hf-overrides.rope_parameters.rope_theta of vLLM's engine, behind --"),
+        ("--dllm-algorithm x", "--dllm-algorithm x: SGLang's, not supported"),
+        (
+            "x --served-model-name a --omni --usp 4",
+            "--omni: models that make images, sound or video are for vLLM-Omni",
+        ),
+        (
+            "x --headless --nnodes 2 --node-rank 1",
+            "--headless with --node-rank: vllm serve runs the further nodes",
+        ),
+        (
+            "-tp 2 -dp 8 --enable-expert-parallel",
+            "vllm serve --headless runs them, with the command that --print-engine",
+        ),
         ("--max-loras-per-batch 2", "--max-loras-per-batch 2: it is --max-loras here"),
         ("--context-length 5", "--context-length 5: it is --max-model-len here"),
         ("--no-enable-chunked-prefill", "--no-enable-chunked-prefill: an option of vLLM's engine"),

@@ -40,7 +40,7 @@ class ModelOptions:
         None
     )
     tokenizer: Annotated[
-        str | None, option("Directory with tokenizer.json. Default: the model's.", "Model")
+        str | None, option("Directory or Hugging Face id with a tokenizer. Default: the model's.", "Model")
     ] = None
     chat_template: Annotated[
         str | None,

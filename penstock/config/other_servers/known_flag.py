@@ -20,6 +20,15 @@ class IgnoredFlag(msgspec.Struct, frozen=True):
     why: str
 
 
+class EngineFlag(msgspec.Struct, frozen=True):
+    """vLLM's engine has it as ``flag``, behind ``--``. ``default``: its value that asks for nothing;
+    ``alone``: the flag there takes no value."""
+
+    flag: str
+    default: str | None = None
+    alone: bool = False
+
+
 class Unsupported(msgspec.Struct, frozen=True):
     """The flag is refused, for this reason."""
 
@@ -28,7 +37,7 @@ class Unsupported(msgspec.Struct, frozen=True):
     """Whether the reason holds with vLLM's engine as well, so that the flag goes nowhere."""
 
 
-Advice = MappedFlag | IgnoredFlag | Unsupported
+Advice = MappedFlag | IgnoredFlag | EngineFlag | Unsupported
 
 
 class KnownFlag(msgspec.Struct, frozen=True):

@@ -13,9 +13,17 @@ from penstock.config.errors import ConfigError
 from penstock.config.hidden import HIDDEN
 from penstock.config.introspect import Option
 from penstock.config.origins import Origin
-from penstock.config.other_servers.known_flag import Advice, IgnoredFlag, KnownFlag, MappedFlag, Unsupported
-from penstock.config.other_servers.lookup import Spelling, find
-from penstock.config.other_servers.vllm_values import OF_THE_SERVER, is_vllms
+from penstock.config.other_servers.known_flag import (
+    Advice,
+    EngineFlag,
+    IgnoredFlag,
+    KnownFlag,
+    MappedFlag,
+    Unsupported,
+)
+from penstock.config.other_servers.lookup import Spelling, find, find_abbreviated
+from penstock.config.other_servers.vllm_values import OF_THE_SERVER, is_vllms, translated
+from penstock.config.rules.serve_rules import NOT_OF_VLLM
 from penstock.config.values import LONGEST_SHOWN, convert
 
 SECRET = frozenset({"--hf-token"})
@@ -27,9 +35,25 @@ _NUMBER = re.compile(r"-[0-9.]+")
 
 _COORDINATOR = {"--data-parallel-address": "127.0.0.1", "--data-parallel-rpc-port": "29550"}
 """The two flags that make up --coordinator, with vLLM's defaults."""
+_PLUGINS = {
+    "--tool-parser-plugin": "--tool-call-parser",
+    "--tool-call-parser-plugin": "--tool-call-parser",
+    "--reasoning-parser-plugin": "--reasoning-parser",
+}
+"""Flags of vLLM's that bring values of other options."""
 _EXPERTS = "--enable-expert-parallel"
-_OWN_ENGINES = ("--engine", "--device")
-"""Options that a line for vLLM's engine does not keep; earlier versions of vLLM had the second one."""
+_OWN_ENGINES = {"engine", "draft_model", "speculative_method", "speculative_tokens", *NOT_OF_VLLM}
+"""Fields of options that a line for vLLM's engine does not keep."""
+_NOT_ATTACHED = {
+    "enable_expert_parallel",
+    "headless",
+    "coordinator",
+    "cluster_key_file",
+    "data_parallel_start_rank",
+    "data_parallel_backend",
+    "vllm_command",
+}
+"""Fields that a line for attached engines does not keep either."""
 
 
 class GivenFlag(msgspec.Struct, frozen=True):
@@ -76,12 +100,21 @@ def cut(
     kept: list[str] = []
     given: list[GivenFlag] = []
     end = argv.index("--") if "--" in argv else len(argv)
+    names = {token.partition("=")[0].replace("_", "-") for token in argv[:end]}
+    if "--omni" in names:
+        raise ConfigError(
+            "--omni: models that make images, sound or video are for vLLM-Omni's own server; Penstock serves "
+            "models that generate text"
+        )
+    plugins = {flag for plugin, flag in _PLUGINS.items() if plugin in names}
     at = 0
     while at < end:
         token, at = argv[at], at + 1
         name = token.partition("=")[0].replace("_", "-")
         shared = token.startswith("-") and name in own
         spelling = find(token) if token.startswith("-") else None
+        if spelling is None and (spelling := find_abbreviated(token, own)) is not None:
+            token = spelling.flag.name
         if spelling is None or (shared and name not in by_flag):
             kept.append(token)
             continue
@@ -91,7 +124,7 @@ def cut(
             while at < end and at - first < most and (argv[at][:1] != "-" or _NUMBER.fullmatch(argv[at])):
                 at += 1
         values = argv[first:at] if spelling.value is None else [spelling.value]
-        if shared and not _is_vllms_alone(by_flag[name], values):
+        if shared and not _is_vllms_alone(by_flag[name], values, any_value=name in plugins):
             kept.append(token)
             at = first
             continue
@@ -99,9 +132,14 @@ def cut(
     return _move_experts(kept, given) + list(argv[end:]), given
 
 
-def _is_vllms_alone(option: Option, values: Sequence[str]) -> bool:
-    """Whether the value of an option is one of vLLM's that Penstock does not have."""
-    if len(values) != 1 or not is_vllms(option.flag, values[0]):
+def _is_vllms_alone(option: Option, values: Sequence[str], *, any_value: bool = False) -> bool:
+    """Whether the value of an option is one of vLLM's that Penstock does not have; with ``any_value``, any
+    that it does not take."""
+    if (
+        len(values) != 1
+        or not (any_value or is_vllms(option.flag, values[0]))
+        or translated(option.flag, values[0])
+    ):
         return False
     try:
         convert(option, Origin("command line", option.flag), values[0])
@@ -176,15 +214,28 @@ class Review:
         self._coordinator: dict[str, str] = {}
         self._moves = False
         self._leaves_out = False
+        self._of_nodes = False
+        """Whether one engine is spread over hosts."""
         # What vLLM's engine takes, on the command line and in files; of use if one of them must move there.
         self._behind: list[str] = []
         self._keys: list[str] = []
         for each in given:
             self._judge(each)
 
-    def error(self, program: str, argv: Sequence[str], options: Iterable[Option]) -> ConfigError:
+    def error(self, program: str, argv: Sequence[str], options: Sequence[Option]) -> ConfigError:
         """The error for all problems, with the command line that avoids them. ``argv`` are the other
         arguments, ``options`` Penstock's; secrets are hidden."""
+        names = {_name(token) for token in argv}
+        nodes = "--headless" in names and self._of_nodes
+        if nodes:
+            self.problems = [
+                "--headless with --node-rank: vllm serve runs the further nodes of an engine, as it is here"
+            ]
+        elif self._shares_experts(names):
+            self.problems.append(
+                f"{_EXPERTS}: engines of vLLM's that share experts are those of --attach: vllm serve "
+                "--headless runs them, with the command that --print-engine-command prints"
+            )
         text = self.problems[0]
         if len(self.problems) > 1:
             text = f"{len(self.problems)} flags of other servers:\n" + "\n".join(
@@ -194,33 +245,54 @@ class Review:
             text += "\nIn the file:" + ("\n  engine: vllm" if self._engine != "vllm" else "")
             text += f"\n  engine-args: {json.dumps(self._keys)}"
         moves = self._moves and bool(self._behind)
-        if self._renamed or self._coordinator or self._model or moves or self._leaves_out:
-            text += f"\nWrite: {self._corrected(program, without_secrets(argv, options))}"
+        if (self._renamed or self._coordinator or self._model or moves or self._leaves_out) and not nodes:
+            text += f"\nWrite: {self._corrected(program, argv, options)}"
         return ConfigError(text)
 
-    def _corrected(self, program: str, argv: list[str]) -> str:
+    def line_for_vllm(
+        self, program: str, argv: Sequence[str], options: Sequence[Option], behind: Iterable[str]
+    ) -> str:
+        """The command line ``argv`` for vLLM's engine, with its flags that were given, and ``behind``."""
+        self._moves = True
+        self._behind += behind
+        return self._corrected(program, argv, options)
+
+    def _shares_experts(self, names: Collection[str]) -> bool:
+        """Whether engines of vLLM's are to share experts, which those that are started here do not."""
+        return _EXPERTS in names and not self._attached and (self._moves or bool(self._coordinator))
+
+    def _corrected(self, program: str, argv: Sequence[str], options: Sequence[Option]) -> str:
+        argv = without_secrets(argv, options)
         end = argv.index("--") if "--" in argv else len(argv)
         before, behind = argv[:end], argv[end + 1 :]
-        if self._moves:
+        host, port = (self._coordinator.get(name, default) for name, default in _COORDINATOR.items())
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        attaches = self._shares_experts({_name(token) for token in before})
+        if attaches:
+            before = [*_without(before, options, _OWN_ENGINES | _NOT_ATTACHED), "--attach", address]
+            behind = [*behind, *self._behind, _EXPERTS]
+        elif self._moves:
             behind = [*behind, *self._behind]
             if self._engine != "vllm":
-                before = [*_for_any_engine(before), "--engine", "vllm"]
+                before = [*_without(before, options, _OWN_ENGINES), "--engine", "vllm"]
         line = [*program.split(), *self._model, *before, *self._renamed]
-        if self._coordinator:
-            host, port = (self._coordinator.get(name, default) for name, default in _COORDINATOR.items())
-            line += ["--coordinator", f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"]
-            if not any(token.replace("_", "-").startswith("--cluster-key-file") for token in before):
+        if self._coordinator and not attaches:
+            line += ["--coordinator", f"tcp://{address}"]
+            if not any(_name(token) == "--cluster-key-file" for token in before):
                 line += ["--cluster-key-file", "FILE"]
         return shlex.join([*line, *(["--", *behind] if behind else [])])
 
     def _judge(self, each: GivenFlag) -> None:
         flag = each.flag
+        self._of_nodes = self._of_nodes or flag.name == "--node-rank"
         advice = MappedFlag(flag.name) if flag.name in self._own and not each.shared else flag.advice
         unneeded = isinstance(advice, IgnoredFlag) and not (each.negated and flag.default is None)
         if isinstance(advice, MappedFlag):
             self._rename(each, advice)
         elif each.shared and flag.name in OF_THE_SERVER:
             self._leave_out(each, f": {OF_THE_SERVER[flag.name][1]}")
+        elif isinstance(advice, EngineFlag) and not each.is_default:
+            self._move(each, advice)
         elif each.is_default:
             self.notes.append(f"note: {each} has no effect: it is {flag.server}'s default")
         elif isinstance(advice, Unsupported) and advice.with_any_engine:
@@ -251,6 +323,13 @@ class Review:
         else:
             self._renamed += [*here.flag.split(), *each.values]
 
+    def _move(self, each: GivenFlag, there: EngineFlag) -> None:
+        tokens = [there.flag] if there.alone else [there.flag, *each.values]
+        (self._keys if each.origin.source == "file" else self._behind).extend(tokens)
+        self._moves = True
+        with_engine = "" if self._engine == "vllm" else " with --engine vllm"
+        self.problems.append(f"{each}: it is {there.flag} of vLLM's engine, behind --{with_engine}")
+
     def _judge_engine_flag(self, each: GivenFlag, advice: Advice | None, unneeded: bool) -> None:
         if unneeded and self._engine != "vllm":
             self.notes.append(f"note: {each} has no effect: {_why(advice)}")
@@ -263,19 +342,31 @@ class Review:
         self.problems.append(problem)
 
 
-def _for_any_engine(argv: Sequence[str]) -> list[str]:
-    """``argv`` without the options of Penstock's own engines."""
+def _name(token: str) -> str:
+    """The flag of a token, with dashes."""
+    return token.partition("=")[0].replace("_", "-")
+
+
+def _without(argv: Sequence[str], options: Iterable[Option], fields: Collection[str]) -> list[str]:
+    """``argv`` without the options of these fields."""
+    values = {option.flag: 0 if option.is_switch else 1 for option in options if option.field in fields}
     kept: list[str] = []
-    after = False
+    left = 0
     for token in argv:
-        if not after and token.partition("=")[0] not in _OWN_ENGINES:
-            kept.append(token)
-        after = token in _OWN_ENGINES
+        if token.startswith("-"):
+            name = _name(token).replace("--no-", "--", 1)
+            left = 0 if "=" in token else values.get(name, 0)
+            if name in values:
+                continue
+        elif left:
+            left -= 1
+            continue
+        kept.append(token)
     return kept
 
 
 def _why(advice: Advice | None) -> str:
-    return "" if advice is None or isinstance(advice, MappedFlag) else advice.why
+    return "" if advice is None or isinstance(advice, (EngineFlag, MappedFlag)) else advice.why
 
 
 def _reason(advice: Advice | None) -> str:

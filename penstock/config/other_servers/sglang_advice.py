@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from penstock.config.other_servers.known_flag import Advice, IgnoredFlag, MappedFlag, Unsupported
+from penstock.config.other_servers.known_flag import Advice, EngineFlag, IgnoredFlag, MappedFlag, Unsupported
 
-_ONE_DEVICE = "an engine of Penstock's own runs on one device; with --engine vllm it is {} behind --"
+_TENSOR_PARALLEL = EngineFlag("--tensor-parallel-size", "1")
+_EXPERTS = EngineFlag("--enable-expert-parallel", "1", alone=True)
+_SPECULATIVE = Unsupported(
+    "vLLM's engine has --speculative-config behind --, the torch engine --speculative-method ngram, suffix "
+    "and draft"
+)
+_ATTENTION = Unsupported(
+    "--data-parallel-size starts engines of their own, with --tensor-parallel-size devices each"
+)
 
 ADVICE: dict[str, tuple[str, Advice]] = {
     "--model-path": ("1", MappedFlag("MODEL", "the first argument")),
@@ -23,7 +31,7 @@ ADVICE: dict[str, tuple[str, Advice]] = {
     "--disable-radix-cache": ("0", MappedFlag("--no-enable-prefix-caching")),
     "--disable-overlap-schedule": ("0", MappedFlag("--no-async-scheduling")),
     "--log-level-http": ("1", MappedFlag("--access-log", "none, errors or all")),
-    "--lora-paths": ("+", MappedFlag("--lora-modules", "each NAME=PATH")),
+    "--lora-paths": ("+", MappedFlag("--enable-lora --lora-modules", "each NAME=PATH")),
     "--max-loras-per-batch": ("1", MappedFlag("--max-loras")),
     "--max-loaded-loras": ("1", MappedFlag("--max-cpu-loras")),
     "--lora-backend": ("1", IgnoredFlag("there is one")),
@@ -37,12 +45,24 @@ ADVICE: dict[str, tuple[str, Advice]] = {
     "--sampling-backend": ("1", IgnoredFlag("there is one")),
     "--schedule-conservativeness": ("1", IgnoredFlag("preempted requests are computed again")),
     "--enable-mixed-chunk": ("0", IgnoredFlag("--max-prefill-delay bounds steps with prompts")),
-    "--tp": ("1", Unsupported(_ONE_DEVICE.format("--tensor-parallel-size"))),
-    "--tp-size": ("1", Unsupported(_ONE_DEVICE.format("--tensor-parallel-size"))),
-    "--pp-size": ("1", Unsupported(_ONE_DEVICE.format("--pipeline-parallel-size"))),
+    "--tp": ("1", _TENSOR_PARALLEL),
+    "--tp-size": ("1", _TENSOR_PARALLEL),
+    "--pp-size": ("1", EngineFlag("--pipeline-parallel-size", "1")),
+    "--ep": ("1", _EXPERTS),
+    "--ep-size": ("1", _EXPERTS),
+    "--expert-parallel-size": ("1", _EXPERTS),
+    "--json-model-override-args": ("1", EngineFlag("--hf-overrides")),
+    "--enable-dp-attention": ("0", _ATTENTION),
+    "--speculative-algorithm": ("1", _SPECULATIVE),
+    "--speculative-draft-model-path": ("1", _SPECULATIVE),
+    "--enable-torch-compile": ("0", IgnoredFlag("Penstock's own engines compile nothing")),
+    "--nsa-prefill-backend": ("1", IgnoredFlag("the torch engine has one")),
+    "--nsa-decode-backend": ("1", IgnoredFlag("the torch engine has one")),
+    "--enable-multimodal": ("0", IgnoredFlag("Penstock serves text only")),
     "--dist-init-addr": ("1", Unsupported("engines on other hosts join at --coordinator tcp://HOST:PORT")),
     "--schedule-policy": ("1", Unsupported("--scheduling-policy has fcfs and priority")),
     "--is-embedding": ("0", Unsupported("Penstock serves models that generate text")),
     "--log-requests": ("0", Unsupported("requests are not logged; --access-log all logs one line for each")),
 }
-"""Number of values, and advice, by name. A name that vLLM has as well stands in its table."""
+"""Number of values, and advice, by name. A name that vLLM has as well stands in its table. Names without
+advice: ``sglang_names.json``."""

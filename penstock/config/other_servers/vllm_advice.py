@@ -6,7 +6,7 @@ one, the line is what it means to Penstock's own engines.
 
 from __future__ import annotations
 
-from penstock.config.other_servers.known_flag import Advice, IgnoredFlag, MappedFlag, Unsupported
+from penstock.config.other_servers.known_flag import Advice, EngineFlag, IgnoredFlag, MappedFlag, Unsupported
 
 _HOSTS = "engines on other hosts join at --coordinator tcp://HOST:PORT"
 _ONE_ADDRESS = (
@@ -123,6 +123,7 @@ OF_THE_SERVER = frozenset(
         "--data-parallel-multi-port-external-lb",
         "--disable-log-stats",
         "--fail-on-environ-validation",
+        "--reasoning-parser-plugin",
     }
 )
 """Flags that vLLM's engine takes and does nothing with: behind ``--`` they would have no effect."""
@@ -147,8 +148,9 @@ EARLIER: dict[str, tuple[str, Advice]] = {
     "--worker-use-ray": ("0", MappedFlag("--data-parallel-backend ray")),
     "--engine-use-ray": ("0", MappedFlag("--data-parallel-backend ray")),
     "--task": ("1", Unsupported(_GENERATES)),
-    "--rope-scaling": ("1", Unsupported("config.json of the model has it")),
-    "--rope-theta": ("1", Unsupported("config.json of the model has it")),
+    "--rope-scaling": ("1", EngineFlag("--hf-overrides.rope_parameters")),
+    "--rope-theta": ("1", EngineFlag("--hf-overrides.rope_parameters.rope_theta")),
+    "--tool-call-parser-plugin": ("1", Unsupported("--tool-call-parser has the formats that are served")),
     "--lora-extra-vocab-size": ("1", Unsupported("adapters have no tokens of their own")),
     "--enable-lora-bias": ("0", Unsupported("adapters have no biases")),
     "--long-lora-scaling-factors": ("+", Unsupported("adapters do not change the context length")),

@@ -1,10 +1,46 @@
-"""Values of vLLM's for options of the same name: those with another name here, and those of its alone."""
+"""Values of vLLM and SGLang for options of the same name: those with another name here, and those that only
+they have."""
 
 from __future__ import annotations
 
 import json
 import re
 
+_SGLANGS_TOOLS = {
+    "apertus2509": "apertus",
+    "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v31",
+    "deepseekv32": "deepseek_v32",
+    "deepseekv4": "deepseek_v4",
+    "deepseekv41": "deepseek_v41",
+    "glm": "glm45",
+    "gpt-oss": "openai",
+    "hunyuan": "hy_v3",
+    "interns1": "internlm",
+    "llama3": "llama3_json",
+    "minimax-m2": "minimax_m2",
+    "minimax-m3": "minimax_m3",
+    "nanbeige": "qwen3_coder",
+    "nemotron_3": "qwen3_coder",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+}
+_SGLANGS_REASONING = {
+    "apertus2509": "apertus",
+    "deepseek-r1": "deepseek_r1",
+    "deepseek-v3": "deepseek_v3",
+    "deepseek-v4": "deepseek_v4",
+    "deepseek-v41": "deepseek_v41",
+    "gigachat35": "think",
+    "gpt-oss": "openai_gptoss",
+    "hunyuan": "hy_v3",
+    "minimax": "minimax_m2",
+    "minimax-append-think": "minimax_m2",
+    "minimax-m3": "minimax_m3",
+    "nemotron_3": "nemotron_v3",
+    "qwen3-thinking": "qwen3",
+    **dict.fromkeys(("dots", "interns1", "nanbeige"), "think"),
+}
 VALUES: dict[tuple[str, str], str] = {
     ("--dtype", "half"): "float16",
     ("--dtype", "float"): "float32",
@@ -17,8 +53,12 @@ VALUES: dict[tuple[str, str], str] = {
     ("--log-level", "WARNING"): "warning",
     ("--log-level", "ERROR"): "error",
     ("--log-level", "CRITICAL"): "error",
+    ("--log-level", "critical"): "error",
+    ("--log-level", "trace"): "debug",
+    **{("--tool-call-parser", name): ours for name, ours in _SGLANGS_TOOLS.items()},
+    **{("--reasoning-parser", name): ours for name, ours in _SGLANGS_REASONING.items()},
 }
-"""Our values by flag and vLLM's value."""
+"""Our values by flag and vLLM's or SGLang's value."""
 
 JSON_LISTS = frozenset({"--allowed-origins", "--allowed-methods", "--allowed-headers"})
 """Options whose list vLLM takes as one JSON text."""
@@ -37,11 +77,13 @@ _FORMAT = "the format follows from the chat template, or is one that {} takes"
 OF_THE_SERVER = {
     "--generation-config": (".+", "put its generation_config.json beside the model"),
     "--tool-call-parser": (
-        "beam|hf|hy_v4|inkling|k2_horizon|minimax|minimax_m1|muse|musespark1x|xlam",
+        "beam|gigachat35|hf|hy_v4|inkling|iquest_q1|k2_horizon|minimax|minimax_m1|muse|musespark1x|response_template|spark25"
+        "|trinity|xlam",
         _FORMAT.format("--tool-call-parser"),
     ),
     "--reasoning-parser": (
-        "beam|hf|hy_v4|inkling|k2_horizon|minimax_m2_append_think|muse|muse_glimmer|musespark1x",
+        "beam|hf|hy_v4|inkling|iquest_q1|k2_horizon|kimi|minimax_m2_append_think|muse|muse_glimmer|musespark1x"
+        "|response_template",
         _FORMAT.format("--reasoning-parser"),
     ),
 }

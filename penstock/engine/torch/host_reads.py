@@ -10,9 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-ROPE_BY_LENGTH = frozenset({"dynamic", "longrope"})
-"""Rotary embeddings that change with the longest position of a batch once it exceeds the original training
-length. A stream's tokens must not depend on other streams, so such models are served up to that length."""
+from penstock.engine.model_length import ROPE_BY_LENGTH
 
 
 def remove_host_reads(model: Any) -> None:

@@ -11,14 +11,14 @@ import torch
 
 from penstock.config.errors import ConfigError, one_line
 from penstock.config.serve import ServeConfig
+from penstock.engine.model_length import longest_text
 from penstock.engine.torch.expert_parallel import IMPLEMENTATION, ExpertParallel
 from penstock.engine.torch.experts import pick_experts
-from penstock.engine.torch.host_reads import ROPE_BY_LENGTH, remove_host_reads
+from penstock.engine.torch.host_reads import remove_host_reads
 from penstock.engine.torch.out_of_memory import is_out_of_memory
 from penstock.engine.torch.supported_models import TEXT_PARTS, WITH_EXPERTS, check_supported
 from penstock.engine.torch.transformers_imports import import_transformers, made_without_compiler
 from penstock.engine.torch.weight_map import TEXT_NAMES
-from penstock.engine.vocabulary import length_field
 
 NAMES_SHOWN = 3
 """Maximum tensor names in an error."""
@@ -78,7 +78,7 @@ def read_shape(model_dir: str) -> ModelShape:
         head_size=head_size,
         value_size=value_size,
         vocab_size=int(config.vocab_size),
-        max_positions=_max_positions(described),
+        max_positions=longest_text(described) or UNSTATED_LENGTH,
         dtype=config.dtype if isinstance(config.dtype, torch.dtype) else None,
         alibi=config.model_type == "bloom",
         logits_scale=described.get("logit_scale", 1.0) / described.get("logits_scaling", 1.0),
@@ -102,20 +102,6 @@ def _read_config(model_dir: str) -> Any:
     text.dtype = text.dtype or config.dtype
     text.tie_word_embeddings = config.tie_word_embeddings  # of these transformers reads the whole model's
     return text
-
-
-def _max_positions(described: dict[str, Any]) -> int:
-    """The model's maximum length: its position embeddings, or its training length (ALiBi has no maximum)."""
-    field = length_field(described)
-    longest = int(described[field] or 0) if field is not None else 0
-    longest = longest or UNSTATED_LENGTH
-    for rope in _ropes(described):
-        if rope.get("rope_type") in ROPE_BY_LENGTH:
-            longest = min(longest, int(rope.get("original_max_position_embeddings") or longest))
-        elif rope.get("rope_type") == "yarn":  # models state the length before or after it is stretched
-            original = int(rope.get("original_max_position_embeddings") or 0)
-            longest = max(longest, int(original * float(rope.get("factor") or 1)))
-    return longest
 
 
 def _ropes(described: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, NeedsVllm
+from penstock.engine.refused_models import QUANTIZATION_FILES, refusal_of
 
 SUPPORTED_MODELS: dict[str, str] = {
     "apertus": "Apertus",
@@ -75,16 +76,12 @@ def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from None
     if not isinstance(described, dict) or "model_type" not in described:
-        raise ConfigError(
-            f"{path}: states no model_type, as the config.json of a Hugging Face model does; "
-            "if vLLM reads this model, take --engine vllm"
+        raise NeedsVllm(
+            f"{path}: states no model_type, as the config.json of a Hugging Face model does; if vLLM reads "
+            "it, take its engine"
         )
     kind = described["model_type"]
-    if kind not in SUPPORTED_MODELS:
-        raise ConfigError(
-            f"{path}: model_type {kind!r} is not supported by the torch engine; it runs "
-            f"{', '.join(SUPPORTED_MODELS)}; for a model that vLLM has, take --engine vllm"
-        )
+    _check_kind(path, "model_type", described)
     if kind in TEXT_PARTS:
         text = described.get("text_config")
         if not isinstance(text, dict):
@@ -92,20 +89,27 @@ def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
                 f"{path}: model_type {kind!r} has no text_config, an object that describes its text part"
             )
         kind, described = text.get("model_type", TEXT_PARTS[kind]), text | described
-        if kind not in SUPPORTED_MODELS:
-            raise ConfigError(
-                f"{path}: the text part is of model_type {kind!r}, which the torch engine does not support; "
-                f"it runs {', '.join(SUPPORTED_MODELS)}; for a model that vLLM has, take --engine vllm"
-            )
-    if quantization := described.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        _check_kind(path, "text_config: model_type", {"model_type": kind})
+    method = next((name for name in QUANTIZATION_FILES if (model_dir / name).is_file()), None)
+    if method or (quantization := described.get("quantization_config")):
+        if not method and isinstance(quantization, dict):
+            method = quantization.get("quant_method")
         how = f" ({method})" if method else ""
-        raise ConfigError(
-            f"{path}: the weights are quantized{how}, which the torch engine does not run; take --engine "
-            "vllm, or the model without quantization"
+        raise NeedsVllm(
+            f"{path}: the weights are quantized{how}, which the torch engine does not run; take vLLM's, or "
+            "the model without quantization"
         )
     if with_experts and kind not in WITH_EXPERTS:
         raise ConfigError(
             f"--enable-expert-parallel: {path} is of model_type {kind!r}, which has no experts; "
             f"those with experts are {', '.join(sorted(WITH_EXPERTS))}"
         )
+
+
+def _check_kind(path: Path, name: str, described: dict[str, Any]) -> None:
+    kind, refusal = described["model_type"], refusal_of(described)
+    if kind in SUPPORTED_MODELS and (refusal is None or refusal.vllm):
+        return
+    why = refusal.why if refusal is not None else f"it runs {', '.join(SUPPORTED_MODELS)}"
+    text = f"{path}: {name} {kind!r} is not supported by the torch engine: {why}"
+    raise NeedsVllm(text) if refusal is None or refusal.vllm else ConfigError(text)

@@ -20,6 +20,7 @@ _TOKENIZER_FILES = (
     "chat_template*",
     "config.json",
     "generation_config.json",
+    "*quant*_config.json",
 )
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 # Subfolders, and a second copy of the weights in another layout.
@@ -30,9 +31,9 @@ def download_model(hub_id: str, revision: str | None, *, weights: bool) -> Path:
     """The local snapshot of a hub id; files in the cache are not downloaded again.
 
     ``weights``: include the model's weights, not only its tokenizer and configuration. Raises ConfigError
-    when there is no such model or revision, StartupError when it cannot be downloaded.
+    when there is no such model or revision, or no access to it, StartupError when it cannot be downloaded.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -53,7 +54,7 @@ def download_model(hub_id: str, revision: str | None, *, weights: bool) -> Path:
             ignore_patterns=list(_UNUSED_FILES),
         )
     except GatedRepoError as error:
-        raise StartupError(
+        raise ConfigError(
             f"model {hub_id}: its owner must grant you access first: visit https://huggingface.co/{hub_id}, "
             "then set HF_TOKEN"
         ) from error
@@ -65,6 +66,11 @@ def download_model(hub_id: str, revision: str | None, *, weights: bool) -> Path:
             "(a private one needs HF_TOKEN)"
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, HTTPError) as error:
+        if constants.HF_HUB_OFFLINE:
+            raise ConfigError(
+                f"model {hub_id}: no such directory, and {at} is not in the Hugging Face cache, which "
+                "HF_HUB_OFFLINE has searched alone; unset it, or give a directory"
+            ) from error
         raise StartupError(
             f"model {hub_id}: no such directory, {at} is not in the Hugging Face cache, and the hub cannot "
             f"be reached ({first_line(error)}); give a directory to serve without a network"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import re
 import shlex
 import shutil
@@ -15,6 +16,7 @@ import penstock
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.distribution import pip_install
+from penstock.engine.model_length import check_max_model_len
 from penstock.engine.torch.supported_models import check_supported
 from penstock.generation.model_aliases import check_aliases
 from penstock.supervisor.startup.model_download import download_model
@@ -116,6 +118,15 @@ def _check_model(config: ServeConfig, model_dir: Path) -> None:
         )
     if config.engine == "torch":
         check_supported(model_dir, with_experts=config.enable_expert_parallel)
+    if config.max_model_len is not None and (config.engine == "torch" or _takes_its_length(config)):
+        check_max_model_len(model_dir, config.max_model_len)
+
+
+def _takes_its_length(config: ServeConfig) -> bool:
+    """Whether vLLM's engine is started here, and nothing has it take more than config.json states."""
+    if config.engine != "vllm" or config.attach is not None or "VLLM_ALLOW_LONG_MAX_MODEL_LEN" in os.environ:
+        return False
+    return not any(each.replace("_", "-").startswith("--hf-overrides") for each in config.engine_args or ())
 
 
 def _require_torch() -> None:
@@ -158,8 +169,12 @@ def _model_directory(config: ServeConfig, *, for_engine: bool) -> Path:
             )
         return path
     loads = for_engine and config.attach is None and config.engine != "synthetic"
-    weights = loads and config.load_format != "dummy"
-    return download_model(config.model, config.revision, weights=weights)
+    if not loads or config.load_format == "dummy":
+        return download_model(config.model, config.revision, weights=False)
+    _check_model(
+        config, download_model(config.model, config.revision, weights=False)
+    )  # before gigabytes come
+    return download_model(config.model, config.revision, weights=True)
 
 
 def _draft_directory(config: ServeConfig) -> Path:
@@ -195,9 +210,5 @@ def _local_directory(option: str, name: str) -> Path | None:
 def _tokenizer_directory(config: ServeConfig, model_dir: Path, run_dir: str) -> Path:
     if config.tokenizer is None:
         return ensure_tokenizer_json(model_dir, run_dir)
-    if instead := other_format(config.tokenizer):
-        raise ConfigError(f"--tokenizer {config.tokenizer}: {instead}")
-    path = Path(config.tokenizer).expanduser().absolute()
-    if not path.is_dir():
-        raise ConfigError(f"--tokenizer {config.tokenizer}: no such directory")
-    return ensure_tokenizer_json(path, run_dir)
+    path = _local_directory("--tokenizer", config.tokenizer)
+    return ensure_tokenizer_json(path or download_model(config.tokenizer, None, weights=False), run_dir)

@@ -13,10 +13,12 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
 
 from penstock.config.errors import ConfigError
+from penstock.engine.model_length import length_field
+from penstock.engine.refused_models import REFUSED_MODELS
 from penstock.engine.torch.model_loader import read_shape
 from penstock.engine.torch.supported_models import SUPPORTED_MODELS as SUPPORTED
 from penstock.engine.torch.supported_models import check_supported
-from penstock.engine.vocabulary import length_field, read_max_model_len
+from penstock.engine.vocabulary import read_max_model_len
 from tests.engine.torch import harness
 from tests.engine.torch.harness import (
     VOCAB,
@@ -83,7 +85,15 @@ def test_the_page_lists_all_families() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"model_type": "mamba"}', r"'mamba' is not supported by the torch engine; it runs .*llama"),
+        ('{"model_type": "mamba"}', r"'mamba' is not supported .*: layers of it keep a recurrent state"),
+        ('{"model_type": "never"}', r"'never' is not supported by the torch engine: it runs .*llama"),
+        ('{"model_type": "qwen3_vl"}', r"'qwen3_vl' is not supported .*: it takes images or sound"),
+        ('{"model_type": "bert"}', r"'bert' is not supported .*: it is an encoder, which makes embeddings"),
+        ('{"model_type": "t5"}', r"'t5' is not supported .*: it is an encoder with a decoder"),
+        (
+            '{"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]}',
+            "Qwen3ForSequenceClassification makes labels or scores",
+        ),
         ('{"hidden_size": 8}', "states no model_type"),
         ("[]", "states no model_type"),
         ("{", "config.json: .*line 1"),
@@ -95,7 +105,7 @@ def test_the_page_lists_all_families() -> None:
         ('{"model_type": "gemma3"}', "'gemma3' has no text_config"),
         (
             '{"model_type": "gemma3", "text_config": {"model_type": "mamba"}}',
-            "the text part is of model_type 'mamba', which the torch engine does not support",
+            "text_config: model_type 'mamba' is not supported by the torch engine: layers of it keep",
         ),
         (
             '{"model_type": "gemma3", "text_config": {}, "quantization_config": {"quant_method": "gptq"}}',
@@ -136,6 +146,10 @@ WITHOUT_LENGTH = {"bloom", "cpmant", "falcon_mamba", "mamba", "mamba2", "recurre
 """model_types of transformers whose positions have no maximum."""
 ASSISTANTS = {"gemma4_assistant", "gemma4_unified_assistant"}
 """model_types of drafts, which have the length of the model that they draft for."""
+
+
+def test_no_family_is_refused() -> None:
+    assert not REFUSED_MODELS.keys() & SUPPORTED.keys()
 
 
 def test_the_length_of_every_family_is_read(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def _http_error(kind: Any) -> Exception:
     [
         (
             _http_error(errors.GatedRepoError),
-            StartupError,
+            ConfigError,
             r"must grant you access .*https://huggingface\.co/a/b",
         ),
         (_http_error(errors.RevisionNotFoundError), ConfigError, "--revision v9: a/b has no such branch"),
@@ -137,5 +137,7 @@ def test_a_model_in_the_local_cache_needs_no_network(tmp_path: Path, monkeypatch
     assert download_model("acme/tiny", None, weights=True) == snapshot
     assert download_model("acme/tiny", "v1", weights=False) == snapshot
     assert download_model("acme/tiny", commit, weights=True) == snapshot
-    with pytest.raises(StartupError, match="acme/tiny at revision v2 is not in the Hugging Face cache"):
+    with pytest.raises(
+        ConfigError, match="revision v2 is not in the Hugging Face cache, which HF_HUB_OFFLINE"
+    ):
         download_model("acme/tiny", "v2", weights=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, NeedsVllm
 from penstock.config.serve import ServeConfig
 from penstock.distribution import pip_install
 from penstock.supervisor.startup import model_resolution
@@ -125,10 +126,65 @@ def test_models_that_cannot_be(config: ServeConfig, message: str) -> None:
         resolve_model(config, "/run")
 
 
-def test_a_tokenizer_that_is_no_directory(directory: Path) -> None:
-    config = ServeConfig(model=str(directory), engine="synthetic", tokenizer="gpt2")
-    with pytest.raises(ConfigError, match="--tokenizer gpt2: no such directory"):
-        resolve_model(config, "/run")
+def test_a_tokenizer_of_the_hub(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(hub_id: str, revision: str | None, *, weights: bool) -> Path:
+        assert (hub_id, revision, weights) == ("acme/tokenizer", None, False)
+        return tmp_path / "other"
+
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(model_resolution, "download_model", download)
+    config = ServeConfig(model=str(directory), engine="synthetic", tokenizer="acme/tokenizer")
+    assert resolve_model(config, "/run").tokenizer_dir == str(tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"--tokenizer \./gpt2: no such directory, nor a hub id"):
+        resolve_model(ServeConfig(model=str(directory), engine="synthetic", tokenizer="./gpt2"), "/run")
+
+
+@pytest.mark.parametrize(
+    ("described", "behind"),
+    [
+        ({"rope_theta": 1e6}, {"rope_theta": 1e6, "factor": 2.0}),
+        ({"rope_parameters": {"rope_theta": 5, "rope_type": "default"}}, {"rope_theta": 5, "factor": 2.0}),
+        ({}, None),
+        ({"rope_theta": 5, "rope_scaling": {"type": "linear", "factor": 2}}, None),
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 2048}, None),
+    ],
+)
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+@pytest.mark.usefixtures("importable")
+def test_a_length_beyond_the_models_is_refused_before_anything_starts(
+    directory: Path, importable: set[str], described: dict[str, Any], behind: Any, engine: Any
+) -> None:
+    importable.add("vllm")
+    described = {"model_type": "llama", "max_position_embeddings": 4096, **described}
+    (directory / "config.json").write_text(json.dumps(described))
+    with pytest.raises(
+        ConfigError, match=r"--max-model-len 8192: the model takes at most \d+ tokens"
+    ) as caught:
+        resolve_model(ServeConfig(model=str(directory), max_model_len=8192, engine=engine), "/run")
+    assert isinstance(caught.value, NeedsVllm) == (behind is not None)
+    if isinstance(caught.value, NeedsVllm):
+        rope = behind | {"rope_type": "yarn", "original_max_position_embeddings": 4096}
+        assert caught.value.behind[0] == "--hf-overrides"
+        assert json.loads(caught.value.behind[1]) == {"rope_parameters": rope}
+
+
+@pytest.mark.parametrize(
+    ("described", "options"),
+    [
+        ({"max_position_embeddings": 8192}, {}),
+        ({}, {}),  # the engine knows the architecture's default
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "yarn", "factor": 2.0}}, {}),
+        ({"max_position_embeddings": 4096}, {"engine": "synthetic"}),
+        ({"max_position_embeddings": 4096}, {"engine": "vllm", "engine_args": ["--hf_overrides", "{}"]}),
+    ],
+)
+def test_lengths_that_are_taken(
+    directory: Path, importable: set[str], described: dict[str, Any], options: dict[str, Any]
+) -> None:
+    importable.add("vllm")
+    (directory / "config.json").write_text(json.dumps({"model_type": "llama", **described}))
+    assert resolve_model(ServeConfig(model=str(directory), max_model_len=8192, **options), "/run").model_dir
 
 
 @pytest.mark.usefixtures("importable")
@@ -137,7 +193,7 @@ def test_an_architecture_that_the_torch_engine_lacks_is_refused_before_anything_
 ) -> None:
     (directory / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(
-        ConfigError, match=r"'mamba' is not supported by the torch engine; it runs bloom.* --engine vllm"
+        ConfigError, match=r"'mamba' is not supported by the torch engine: layers of it keep a recurrent"
     ):
         resolve_model(ServeConfig(model=str(directory)), "/run")
     assert resolve_model(ServeConfig(model=str(directory), engine="synthetic"), "/run")
@@ -161,7 +217,7 @@ def test_a_hub_id_is_downloaded_with_weights_when_they_are_used(
     monkeypatch.setattr(model_resolution, "download_model", download)
     config = ServeConfig(model="acme/tiny-1.5", revision="v2", **options)
     found = resolve_model(config, "/run")
-    assert asked == [("acme/tiny-1.5", "v2", weights)]
+    assert asked == [("acme/tiny-1.5", "v2", each) for each in ([False, True] if weights else [False])]
     assert found.served_names == ["acme/tiny-1.5"]
     assert found.model_dir == str(directory)
 

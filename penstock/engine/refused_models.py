@@ -1,0 +1,63 @@
+"""Models that the torch engine does not run, and why. Imports no torch, for the supervisor to tell."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+
+class Refusal(NamedTuple):
+    """``why`` the model is not run, as the rest of a sentence about it; ``vllm``: vLLM's engine serves its
+    text."""
+
+    why: str
+    vllm: bool = True
+
+
+_KINDS: dict[str, Refusal] = {
+    "falcon_h1 falcon_mamba bamba bailing_hybrid granitemoehybrid hymba jamba kimi_linear lfm2 lfm2_moe "
+    "mamba mamba2 minimax minimax_text_01 nemotron_h olmo_hybrid phi4flash plamo2 qwen3_5 qwen3_5_moe "
+    "qwen3_5_text qwen3_next recurrent_gemma rwkv rwkv5 rwkv6 rwkv6qwen2 rwkv7 xlstm zamba zamba2": Refusal(
+        "layers of it keep a recurrent state, which the engine's cache of keys and values does not hold"
+    ),
+    "deepseek_v32 deepseek_v4 glm_moe_dsa minicpm_sala": Refusal(
+        "its sparse attention chooses tokens by an index, which the engine's cache does not hold"
+    ),
+    "aria aya_vision blip-2 chameleon cohere2_vision deepseek_ocr deepseek_vl_v2 ernie4_5_moe_vl "
+    "ernie4_5_vl_moe fuyu gemma3n glm46v glm4v glm4v_moe hunyuan_vl idefics2 idefics3 internvl internvl_chat "
+    "kimi_k25 kimi_vl lfm2_vl llava llava_next llava_onevision minicpmo minicpmv mllama molmo molmo2 ovis2 "
+    "paddleocr_vl paligemma phi3_v phi4_multimodal phi4mm pixtral qwen2_5_omni qwen2_5_vl qwen2_audio "
+    "qwen2_vl qwen3_omni_moe qwen3_vl qwen3_vl_moe smolvlm step3_vl ultravox voxtral": Refusal(
+        "it takes images or sound besides text; the engine runs language models alone, and Penstock serves "
+        "the text of others with vLLM's engine"
+    ),
+    "albert bert big_bird camembert clip deberta deberta-v2 dinov2 distilbert electra funnel hubert "
+    "longformer modernbert mpnet nomic_bert roberta roformer siglip siglip2 vit wav2vec2 xlm-roberta "
+    "xlm-roberta-xl": Refusal(
+        "it is an encoder, which makes embeddings or labels; Penstock serves models that generate text",
+        vllm=False,
+    ),
+    "bart bigbird_pegasus blenderbot encoder-decoder florence2 led m2m_100 marian mbart moonshine mt5 "
+    "nllb-moe pegasus prophetnet seamless_m4t seamless_m4t_v2 speech_to_text t5 t5gemma t5gemma2 trocr udop "
+    "umt5 vision-encoder-decoder whisper": Refusal(
+        "it is an encoder with a decoder; Penstock serves decoders, which continue their prompt", vllm=False
+    ),
+}
+REFUSED_MODELS = {kind: refusal for kinds, refusal in _KINDS.items() for kind in kinds.split()}
+"""By model_type of config.json. One that the engine learns to run leaves this list."""
+
+_NO_TEXT = re.compile(
+    r"\w+For(Sequence|Token)Classification|\w+ForMaskedLM|\w+ForQuestionAnswering|\w*RewardModel"
+)
+QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Files beside config.json in which some programs describe quantized weights."""
+
+
+def refusal_of(described: dict[str, Any]) -> Refusal | None:
+    """Why a model with this config.json is not run; None: nothing is known against it."""
+    named = described.get("architectures")
+    for each in named if isinstance(named, list) else ():
+        if isinstance(each, str) and _NO_TEXT.fullmatch(each):
+            why = f"{each} makes labels or scores; Penstock serves models that generate text"
+            return Refusal(why, vllm=False)
+    return REFUSED_MODELS.get(str(described.get("model_type")))
