@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from penstock import __version__
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*/*.md")]
@@ -15,9 +18,33 @@ PAGES += [ROOT / "penstock" / "demo" / "README.md"]
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
-    missing = [link for link in links if not (page.parent / link).exists()]
+    missing = []
+    for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+        target = page.parent / link if link else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            missing.append(f"{link}#{anchor}")
     assert not missing
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def test_the_index_has_each_page_once() -> None:
+    index = ROOT / "docs" / "README.md"
+    listed = re.findall(r"^\| \[[^]]+\]\(([a-z0-9-]+\.md)\)", index.read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in index.parent.glob("*.md") if page != index)
+
+
+def test_the_readme_fits_on_two_screens_and_leads_to_the_index() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 130
+    assert "(docs/README.md)" in text
+    assert __version__ in text
 
 
 def test_the_architecture_fits_on_a_page() -> None:

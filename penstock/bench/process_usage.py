@@ -44,11 +44,11 @@ class ServerPids(msgspec.Struct, frozen=True):
 
 def pids_of_supervisor(pid: int) -> ServerPids:
     """The processes that a Penstock supervisor has started, identified by their titles."""
-    children = [(child.pid, _title(child)) for child in _alive(pid, lambda process: process.children())]
+    children = [(child.pid, title(child)) for child in alive(pid, lambda process: process.children())]
     return ServerPids(
-        api_servers=tuple(pid for pid, title in children if title.startswith("penstock: api-server")),
-        engines=tuple(pid for pid, title in children if title.startswith("penstock: engine")),
-        coordinators=tuple(pid for pid, title in children if title.startswith("penstock: coordinator")),
+        api_servers=tuple(pid for pid, name in children if name.startswith("penstock: api-server")),
+        engines=tuple(pid for pid, name in children if name.startswith("penstock: engine")),
+        coordinators=tuple(pid for pid, name in children if name.startswith("penstock: coordinator")),
     )
 
 
@@ -60,7 +60,7 @@ def pids_of_front_end(pid: int) -> ServerPids:
 
 def pids_of_gateway(pid: int) -> ServerPids:
     """A gateway's processes: the supervisor, whose process id is ``pid``, and its workers."""
-    return ServerPids((pid, *(child.pid for child in _alive(pid, lambda process: process.children()))))
+    return ServerPids((pid, *(child.pid for child in alive(pid, lambda process: process.children()))))
 
 
 def resolve_pids(pids: Sequence[int]) -> ServerPids:
@@ -69,12 +69,12 @@ def resolve_pids(pids: Sequence[int]) -> ServerPids:
     api_servers: list[int] = []
     engines: list[int] = []
     for pid in pids:
-        title = _title(_alive(pid, lambda process: process))
-        if title == "penstock: supervisor":
+        titled = title(alive(pid, lambda process: process))
+        if titled == "penstock: supervisor":
             below = pids_of_supervisor(pid)
             api_servers += below.api_servers
             engines += below.engines
-        elif title == "penstock: gateway":
+        elif titled == "penstock: gateway":
             api_servers += pids_of_gateway(pid).api_servers
         else:
             api_servers.append(pid)
@@ -91,7 +91,7 @@ def cpu_time(pids: Sequence[int]) -> CpuTime:
 
 def resident_bytes(pids: Sequence[int]) -> int:
     """Sum of the resident memory of processes; shared pages count for each."""
-    return sum(int(_alive(pid, lambda process: process.memory_info().rss)) for pid in pids)
+    return sum(int(alive(pid, lambda process: process.memory_info().rss)) for pid in pids)
 
 
 class PeakMemory:
@@ -122,7 +122,7 @@ class PeakMemory:
 
 
 def _cpu_time(pid: int) -> CpuTime:
-    times = _alive(pid, lambda process: process.cpu_times())
+    times = alive(pid, lambda process: process.cpu_times())
     return CpuTime(_clock(pid, times.user + times.system), times.user, times.system)
 
 
@@ -141,11 +141,13 @@ def _clock(pid: int, ticks: float) -> float:
         raise BenchError(_gone(pid)) from None
 
 
-def _title(process: psutil.Process) -> str:
+def title(process: psutil.Process) -> str:
+    """A process's title, or its command line."""
     return " ".join(process.cmdline()).strip()  # a title that is shorter than the command line is padded
 
 
-def _alive(pid: int, read: Callable[[psutil.Process], T]) -> T:
+def alive(pid: int, read: Callable[[psutil.Process], T]) -> T:
+    """What ``read`` says of a process. Raises BenchError when there is none, or it is another user's."""
     try:
         return read(psutil.Process(pid))
     except psutil.NoSuchProcess:

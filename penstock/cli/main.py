@@ -35,6 +35,7 @@ COMMANDS = (
     CommandEntry(("complete",), "penstock.cli.complete", "Continue a text with a served model."),
     CommandEntry(("chat",), "penstock.cli.chat", "Chat with a served model."),
     CommandEntry(("status",), "penstock.cli.status", "Show the load of a gateway or a Penstock server."),
+    CommandEntry(("size",), "penstock.cli.size", "Say how many processes and how much memory a load needs."),
     CommandEntry(("route",), "penstock.cli.route", "Say where a gateway would send a request, and why."),
     CommandEntry(
         ("drain",), "penstock.cli.drain", "Keep new requests from an endpoint of a gateway.", "DRAIN"

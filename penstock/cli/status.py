@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from typing import TYPE_CHECKING
 
 from penstock.cli import terminal
 from penstock.cli.command import Command
 from penstock.config.errors import ConfigError
 from penstock.config.origins import Origins
 from penstock.config.status import StatusConfig
+
+if TYPE_CHECKING:  # httpx is not imported at startup
+    from penstock.client import Client
 
 
 def run(config: StatusConfig, origins: Origins) -> int:
@@ -19,10 +23,14 @@ def run(config: StatusConfig, origins: Origins) -> int:
     from penstock.cli.status_watch import make_display, watch
     from penstock.client import Client, ClientError
 
+    if config.pid is not None and (config.watch or not config.interval):
+        raise ConfigError("pid: shares are those of one --interval, which is not 0, without --watch")
     if config.watch and not config.interval:
         raise ConfigError("interval: 0 has no meaning with --watch, give the seconds between two readings")
     try:
         with Client(config.url, config.api_key, config.timeout) as client:
+            if config.pid is not None:
+                return _front_end(config, config.pid, client)
             source = StatusSource(client)
             if config.watch:
                 return watch(source.read, make_display(as_json=config.json), interval_s=config.interval)
@@ -37,4 +45,29 @@ def run(config: StatusConfig, origins: Origins) -> int:
     return 0
 
 
-COMMAND = Command(("status",), "Show the load of a gateway or a Penstock server.", StatusConfig, run)
+def _front_end(config: StatusConfig, pid: int, client: Client) -> int:
+    """Print what a server's processes take."""
+    from penstock.bench.errors import BenchError
+    from penstock.cli.front_end import text, watch
+
+    try:
+        found = watch(pid, client, config.interval)
+    except BenchError as error:
+        return terminal.report(error)
+    print(json.dumps(found) if config.json else text(found))
+    return 0
+
+
+COMMAND = Command(
+    ("status",),
+    "Show the load of a gateway or a Penstock server.",
+    StatusConfig,
+    run,
+    examples=(
+        ("penstock status --watch", "engines and API servers, again and again"),
+        (
+            "penstock status --pid PID --interval 10",
+            "does the front end limit this server, vLLM for instance?",
+        ),
+    ),
+)

@@ -1,4 +1,4 @@
-"""Options of the ``penstock bench`` commands."""
+"""Options of the ``penstock bench`` commands, and of ``penstock size``."""
 
 from __future__ import annotations
 
@@ -502,3 +502,42 @@ OF_STARTED_SERVER = (
     "slow_readers",
 )
 """Fields of a server that the command starts; they have no effect with ``--url``."""
+
+
+@option_group
+class SizeConfig:
+    """Options of ``penstock size``."""
+
+    streams: Annotated[int, option("Streams that run at the same time.", "Load", ge=1, le=10_000_000)] = 1000
+    tokens_per_second: Annotated[
+        float, option("Tokens per second that each stream gets.", "Load", gt=0, le=10_000)
+    ] = 30.0
+    output_tokens: Annotated[int, option("Tokens of a reply.", "Load", ge=1, le=1_000_000)] = 500
+    prompt_tokens: Annotated[int, option("Tokens of a prompt.", "Load", ge=1, le=100_000)] = 500
+    stream_interval: Annotated[
+        int, option("Tokens per event, as of penstock serve.", "Load", ge=1, le=1024)
+    ] = 1
+    endpoint: Endpoint = "chat"
+    http2: Annotated[bool, option("Clients, or the gateway before the server, speak HTTP/2.", "Load")] = False
+    gateway: Annotated[bool, option("A gateway stands before the servers.", "Load")] = False
+    engine_streams: Annotated[
+        int, option("Streams of one engine, as --max-num-seqs.", "Machine", ge=1, le=65536)
+    ] = 256
+    engine_tokens_per_second: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        option(
+            "Tokens per second of one engine. Default: what --engine-streams of this load need.", "Machine"
+        ),
+    ] = None
+    cpu_us_per_token: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        option(
+            "Microseconds of an API server per token, as penstock status --pid tells them of a server that "
+            "runs. Default: they are measured here, which takes a minute.",
+            "Machine",
+        ),
+    ] = None
+    load: Annotated[
+        float, option("Share of a core that API servers and workers may take.", "Machine", gt=0, le=0.95)
+    ] = 0.5
+    json: Annotated[bool, option("Print one JSON object instead of a table.", "Output")] = False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from msgspec import Meta
+
 from penstock.config.describe import option, option_group
 from penstock.config.options.connection import ConnectionOptions, ReadTimeout
 
@@ -13,6 +15,14 @@ class StatusConfig(ConnectionOptions):
     """Options of ``penstock status``."""
 
     timeout: ReadTimeout = 10.0
+    pid: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        option(
+            "First process of a server on this machine, also of vLLM or SGLang: show for --interval seconds "
+            "what share of a core its front end takes, with streams and tokens from --url/metrics.",
+            "Server",
+        ),
+    ] = None
     interval: Annotated[
         float,
         option(

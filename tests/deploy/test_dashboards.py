@@ -114,11 +114,11 @@ def alerts() -> list[dict[str, str]]:
 
 
 def test_alerts_ask_for_what_exists_and_have_a_runbook() -> None:
-    page = (ROOT / "docs" / "deploy.md").read_text()
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
     for rule in alerts():
         check_expression(rule["expr"])
         name = rule["alert"]
-        assert rule["annotations"]["runbook"] == f"docs/deploy.md#{name.lower()}"
+        assert rule["annotations"]["runbook"] == f"docs/troubleshooting.md#{name.lower()}"
         assert f"\n#### {name}\n" in page
     assert set(re.findall(r"^#### (Penstock\w+)$", page, re.MULTILINE)) == {
         each["alert"] for each in alerts()
