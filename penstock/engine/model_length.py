@@ -58,7 +58,7 @@ def longest_text(described: Mapping[str, Any]) -> int | None:
         original = _number(rope, "original_max_position_embeddings") or _number(
             described, "original_max_position_embeddings"
         )
-        if kind in ROPE_BY_LENGTH:
+        if kind in ROPE_BY_LENGTH and not rope.get("alpha"):  # by alpha Hunyuan's is fixed
             longest = min(longest, int(original or longest))
         elif kind == "yarn":  # models state the length before or after it is stretched
             longest = max(longest, int((original or stated) * (_number(rope, "factor") or 1)))

@@ -130,9 +130,11 @@ class PagedAttention:
         dropout: float = 0.0,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        s_aux: Tensor | None = None,
         **ignored: Any,
     ) -> tuple[Tensor, None]:
-        """query [1, H, T, D]; key [1, KV heads, T, D], value [1, KV heads, T, V]. Returns [1, T, H, V]."""
+        """query [1, H, T, D]; key [1, KV heads, T, D], value [1, KV heads, T, V]; s_aux [H]: sinks.
+        Returns [1, T, H, V]."""
         if self.bounds_rows:
             key, value = _bounded(key), _bounded(value)
         layer = int(module.layer_idx)  # type: ignore[arg-type]
@@ -140,7 +142,7 @@ class PagedAttention:
         size = query.shape[-1]
         scaling = size**-0.5 if scaling is None else float(scaling)
         flat, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-        scoring = Scoring(scaling, sliding_window, softcap, self._slopes)
+        scoring = Scoring(scaling, sliding_window, softcap, self._slopes, s_aux)
         if isinstance(self.layout, PagedLayout):
             assert self._kernel is not None
             return self._kernel.attend(flat, key, value, keys, values, self.layout, scoring)[None], None
@@ -216,7 +218,7 @@ def _attend(
 
     ``product`` computes all widths alike; None: each as it is fastest.
     """
-    window, softcap, slopes = scoring.window, scoring.softcap, scoring.slopes
+    window, softcap, slopes, sinks = scoring.window, scoring.softcap, scoring.slopes, scoring.sinks
     _, heads, size = query.shape
     kv_heads = keys.shape[1]
     streams, width = part.own.shape
@@ -229,10 +231,10 @@ def _attend(
         hidden |= distance >= window
     # query heads that share a KV head become neighbours: [n, KV heads, G, C, D]
     grouped = query.reshape(streams, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
-    by_hand = product is not None or width <= BY_HAND or softcap is not None or slopes is not None
-    if by_hand or _is_emulated(query):
+    by_hand = product is not None or width <= BY_HAND or softcap is not None
+    if by_hand or slopes is not None or sinks is not None or _is_emulated(query):
         bias = None if slopes is None else -slopes[None, :, :, None, None] * distance
-        attended = _in_tiles(grouped, key, value, hidden, scoring.scale, softcap, bias, product or _product)
+        attended = _in_tiles(grouped, key, value, hidden, scoring, bias, product or _product)
     else:
         shape = (pairs, group, part.length, -1)
         visible = (~hidden).expand(-1, kv_heads, -1, -1, -1).reshape(pairs, 1, width, -1)
@@ -253,7 +255,7 @@ def _gather(cache: Tensor, part: AttentionPart) -> Tensor:
 
 def _attend_alone(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, product: Product) -> Tensor:
     hidden = ~visible[:, :, None]
-    return _by_hand(query[:, None], key, value, hidden, 1.0, None, None, product)[:, 0]
+    return _by_hand(query[:, None], key, value, hidden, Scoring(1.0), None, product)[:, 0]
 
 
 def _in_tiles(
@@ -261,8 +263,7 @@ def _in_tiles(
     key: Tensor,
     value: Tensor,
     hidden: Tensor,
-    scaling: float,
-    softcap: float | None,
+    scoring: Scoring,
     bias: Tensor | None,
     product: Product,
 ) -> Tensor:
@@ -270,14 +271,12 @@ def _in_tiles(
     streams, kv_heads, group, width, _ = query.shape
     most = max(1, MAX_SCORES // (streams * kv_heads * group * key.shape[1]))
     if width <= most:
-        return _by_hand(query, key, value, hidden, scaling, softcap, bias, product)
+        return _by_hand(query, key, value, hidden, scoring, bias, product)
     rows = []
     for first in range(0, width, most):
         tile = slice(first, first + most)
         biased = None if bias is None else bias[..., tile, :]
-        rows.append(
-            _by_hand(query[..., tile, :], key, value, hidden[..., tile, :], scaling, softcap, biased, product)
-        )
+        rows.append(_by_hand(query[..., tile, :], key, value, hidden[..., tile, :], scoring, biased, product))
     return torch.cat(rows, 3)
 
 
@@ -286,8 +285,7 @@ def _by_hand(
     key: Tensor,
     value: Tensor,
     hidden: Tensor,
-    scaling: float,
-    softcap: float | None,
+    scoring: Scoring,
     bias: Tensor | None,
     product: Product,
 ) -> Tensor:
@@ -303,13 +301,18 @@ def _by_hand(
     scores = product(rows, key.transpose(1, 2)).reshape(streams, kv_heads, group, width, -1)
     if scores.dtype == torch.float16:  # its maximum is 65,504, which products exceed before they are scaled
         scores.clamp_(torch.finfo(torch.float16).min, torch.finfo(torch.float16).max)
-    scores.mul_(scaling)
-    if softcap is not None:
-        scores.div_(softcap).tanh_().mul_(softcap)
+    scores.mul_(scoring.scale)
+    if scoring.softcap is not None:
+        scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
     if bias is not None:
         scores = scores + bias
     scores.masked_fill_(hidden, -torch.inf)
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.to(scores.dtype).view(kv_heads, group, 1, 1)
+        scores = torch.cat((scores, sinks.expand(streams, -1, -1, width, -1)), -1)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
+    if scoring.sinks is not None:
+        weights = weights[..., :-1]
     attended = product(weights.reshape(streams * kv_heads, group * width, -1), value)
     return attended.reshape(streams, kv_heads, group, width, -1)
 

@@ -46,6 +46,8 @@ class Scoring:
     """Bound of the scores by a tanh (Gemma 2)."""
     slopes: Tensor | None = None
     """float32[KV heads, H / KV heads], which lower a head's scores by the key's distance (ALiBi)."""
+    sinks: Tensor | None = None
+    """[H]: a score of each head, of a position that has no value (GPT-OSS)."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -57,11 +57,20 @@ def _all_experts(experts: Any, hidden: Tensor, index: Tensor, weights: Tensor) -
         grouped: Tensor = ExpertsInterface()[GROUPED](experts, hidden, index, weights)
         return grouped
     every = hidden.expand(experts.num_experts, -1, -1)
-    inner = experts._apply_gate(torch.bmm(every, experts.gate_up_proj.transpose(1, 2)))
-    outputs = torch.bmm(inner, experts.down_proj.transpose(1, 2)).transpose(0, 1)  # [T, experts, H]
+    inner = experts._apply_gate(_project(experts, "gate_up_proj", every))
+    outputs = _project(experts, "down_proj", inner).transpose(0, 1)  # [T, experts, H]
     # only a token's own: of others even an overflow means nothing
     own = outputs.gather(1, index[:, :, None].expand(-1, -1, outputs.shape[-1]))
     return (own * weights[:, :, None]).sum(1).to(hidden.dtype)
+
+
+def _project(experts: Any, name: str, rows: Tensor) -> Tensor:
+    """[experts, T, in] → [experts, T, out]"""
+    weights: Tensor = getattr(experts, name)
+    product = torch.bmm(rows, weights if experts.is_transposed else weights.transpose(1, 2))
+    if experts.has_bias:
+        product += getattr(experts, f"{name}_bias")[:, None]
+    return product
 
 
 class RouteRecorder:
@@ -71,7 +80,10 @@ class RouteRecorder:
         self._layers = [module for path, module in model.named_modules() if path.endswith(".experts")]
         names = ("num_local_experts", "num_experts", "n_routed_experts")
         self._experts: int = next((found for name in names if (found := getattr(model.config, name, 0))), 0)
-        self._per_token: int = getattr(model.config, "num_experts_per_tok", 0) or 0
+        per_token = getattr(model.config, "num_experts_per_tok", 0) or 0
+        if isinstance(per_token, list):  # of each layer (Hunyuan)
+            per_token = max(per_token)
+        self._per_token: int = per_token
 
     @property
     def routes(self) -> ExpertRoutes | None:

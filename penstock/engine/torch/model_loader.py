@@ -167,10 +167,12 @@ def _read_model(
     model_dir: str, only_safetensors: bool, options: dict[str, Any], experts: ExpertParallel | None
 ) -> Any:
     from safetensors import SafetensorError
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Mxfp4Config
 
     model_class: Any = AutoModelForCausalLM
     config = _read_config(model_dir)
+    if getattr(config, "quantization_config", None) is not None:
+        options["quantization_config"] = Mxfp4Config(dequantize=True)
     if experts is not None:
         model_class = experts.sharded_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     try:

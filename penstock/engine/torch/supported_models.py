@@ -17,6 +17,7 @@ SUPPORTED_MODELS: dict[str, str] = {
     "deepseek_v2": "DeepSeek V2",
     "deepseek_v3": "DeepSeek V3, R1",
     "ernie4_5": "ERNIE 4.5",
+    "ernie4_5_moe": "ERNIE 4.5 MoE",
     "exaone4": "EXAONE 4",
     "gemma": "Gemma",
     "gemma2": "Gemma 2",
@@ -24,11 +25,15 @@ SUPPORTED_MODELS: dict[str, str] = {
     "gemma3_text": "Gemma 3, text only",
     "glm": "GLM-4-9B",
     "glm4": "GLM-4-0414",
+    "glm4_moe": "GLM 4.5, 4.6, 4.7",
     "gpt2": "GPT-2",
     "gpt_bigcode": "StarCoder, SantaCoder",
     "gpt_neox": "GPT-NeoX, Pythia",
+    "gpt_oss": "GPT-OSS, of which MXFP4 weights become bfloat16 or float32",
     "granite": "Granite 3",
     "granitemoe": "Granite 3 MoE",
+    "hunyuan_v1_dense": "Hunyuan 0.5B to 7B",
+    "hunyuan_v1_moe": "Hunyuan A13B",
     "llama": "Llama 1 to 3.3, Yi, SmolLM, TinyLlama and other models of this architecture",
     "ministral": "Ministral",
     "ministral3": "Ministral 3",
@@ -62,9 +67,26 @@ config.json; and the model_type of a text part that states none."""
 
 
 WITH_EXPERTS = frozenset(
-    {"deepseek_v2", "deepseek_v3", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"}
+    {
+        "deepseek_v2",
+        "deepseek_v3",
+        "ernie4_5_moe",
+        "glm4_moe",
+        "gpt_oss",
+        "granitemoe",
+        "hunyuan_v1_moe",
+        "mixtral",
+        "olmoe",
+        "phimoe",
+        "qwen2_moe",
+        "qwen3_moe",
+    }
 )
 """model_types with experts, which can be split over ranks."""
+
+
+UNPACKED = frozenset({("gpt_oss", "mxfp4")})
+"""model_type and ``quant_method`` of quantized weights that are taken, as they are unpacked at the start."""
 
 
 def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
@@ -91,9 +113,10 @@ def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
         kind, described = text.get("model_type", TEXT_PARTS[kind]), text | described
         _check_kind(path, "text_config: model_type", {"model_type": kind})
     method = next((name for name in QUANTIZATION_FILES if (model_dir / name).is_file()), None)
-    if method or (quantization := described.get("quantization_config")):
-        if not method and isinstance(quantization, dict):
-            method = quantization.get("quant_method")
+    quantization = described.get("quantization_config")
+    if not method and isinstance(quantization, dict):
+        method = quantization.get("quant_method")
+    if (method or quantization) and (kind, method) not in UNPACKED:
         how = f" ({method})" if method else ""
         raise NeedsVllm(
             f"{path}: the weights are quantized{how}, which the torch engine does not run; take vLLM's, or "

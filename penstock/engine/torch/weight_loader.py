@@ -8,6 +8,7 @@ one parameter's are put together at a time. Adapters and a draft model stay as t
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -164,8 +165,11 @@ def _bytes_of(parameter: Tensor) -> Tensor:
 
 
 def start_source(model_dir: str, load_format: str) -> WeightSource | None:
-    """The files of the weights that a model is started with; None: they are in no safetensors file."""
+    """The files of the weights that a model is started with; None: they are in no safetensors file, or are
+    unpacked when they are loaded."""
     directory = Path(model_dir).resolve()
     if load_format == "dummy" or not any(directory.glob("*.safetensors")):
+        return None
+    if json.loads((directory / "config.json").read_bytes()).get("quantization_config"):
         return None
     return WeightSource(str(directory))

@@ -25,6 +25,6 @@ def sources_to_read(
     if start is None:
         raise ValueError(
             "the weights that the model was started with are needed and cannot be read again: they are in no "
-            "safetensors file; send a whole update"
+            "safetensors file, or quantized in it; send a whole update"
         )
     return [start, *wanted]

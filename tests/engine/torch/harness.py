@@ -70,6 +70,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**_LATENT, **_GROUPED_EXPERTS, "topk_method": "group_limited_greedy"},
     "deepseek_v3": {**_LATENT, **_GROUPED_EXPERTS, "rope_parameters": _YARN | {"mscale_all_dim": 1.0}},
     "ernie4_5": {},
+    "ernie4_5_moe": {
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "tie_word_embeddings": False,
+    },
     "exaone4": {"sliding_window": 24},
     "gemma": {"head_dim": 16},
     "gemma2": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
@@ -77,11 +83,35 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
     "glm": {"head_dim": 8},
     "glm4": {"head_dim": 8},
+    "glm4_moe": {
+        "head_dim": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "routed_scaling_factor": 2.0,
+        "use_qk_norm": True,
+        "n_group": 2,
+    },
     "gpt2": {"n_inner": 64},
     "gpt_bigcode": {"n_inner": 64},
     "gpt_neox": _ALL_HEADS,
+    "gpt_oss": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 24,
+            "truncate": False,
+        },
+        "head_dim": 16,
+        "sliding_window": 24,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "granite": {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "attention_multiplier": 0.3},
     "granitemoe": {"logits_scaling": 3.0, "num_local_experts": 4, "attention_multiplier": 0.3},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": [2, 2]},
     "llama": {},
     "ministral": {"head_dim": 8, "sliding_window": 24},
     "ministral3": {"head_dim": 8, "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.5}},
@@ -150,9 +180,9 @@ def make_model(kind: str, directory: Path, **changes: Any) -> transformers.PreTr
         options = OTHER_PARTS[kind] | tied | {"text_config": options}
     config = type(known)(**options)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    for name, buffer in model.named_buffers():
+    for name, bias in (*model.named_buffers(), *model.named_parameters()):
         if name.endswith("e_score_correction_bias"):  # zeros in a new model, and learned
-            buffer.uniform_(-0.5, 0.5)
+            bias.data.uniform_(-0.5, 0.5)
     model.save_pretrained(directory)
     return model.to(DEVICE)
 

@@ -44,7 +44,10 @@ def paged_attention(
     if slopes is not None:
         scores = scores - slopes.view(1, heads, 1) * distance[:, None]
     hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-    weights = torch.softmax(scores.masked_fill(hidden[:, None], -torch.inf), -1)
+    scores = scores.masked_fill(hidden[:, None], -torch.inf)
+    if scoring.sinks is not None:
+        scores = torch.cat((scores, scoring.sinks[:, None].expand(len(scores), -1, 1)), -1)
+    weights = torch.softmax(scores, -1)[..., : known.shape[2]]
     return torch.einsum("thl,thld->thd", weights, given)
 
 

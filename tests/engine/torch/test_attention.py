@@ -159,6 +159,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"softcap": 3.0},
     {"softcap": 3.0, "sliding_window": 300},
     {"slopes": True},
+    {"s_aux": torch.tensor([-1.0, 0.0, 2.0, 30.0], device=DEVICE), "sliding_window": 20},
 ]
 
 
@@ -309,6 +310,7 @@ def attended(
     sliding_window: int | None = None,
     softcap: float | None = None,
     slopes: bool = False,
+    s_aux: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[H, D] of one token's query [H, D]; ``history``: keys and values up to its own, [2, L, KV heads, D]."""
     seen = history if sliding_window is None else history[:, -sliding_window:]
@@ -319,7 +321,9 @@ def attended(
     if slopes:  # 2 ** -2, 2 ** -4, 2 ** -6, 2 ** -8 for four heads
         distances = torch.arange(len(keys) - 1, -1, -1, device=query.device)
         scores -= 2.0 ** -(2 * torch.arange(1, HEADS + 1, device=query.device))[:, None] * distances
-    return torch.einsum("hl,lhd->hd", torch.softmax(scores, -1), values)
+    if s_aux is not None:
+        scores = torch.cat((scores, s_aux[:, None]), -1)
+    return torch.einsum("hl,lhd->hd", torch.softmax(scores, -1)[:, : len(keys)], values)
 
 
 @pytest.mark.parametrize("heads", [4, 6, 8, 16, 71])

@@ -19,6 +19,7 @@ from tests.adapters import make_adapter
 from tests.engine.torch.adapters import load, submit_to
 from tests.engine.torch.harness import VOCAB, cpu_only, make_engine, make_model, run_all, submit
 from tests.engine.torch.ranks import Plan, Ranks
+from tests.engine.torch.test_mxfp4 import release
 from tests.engine.torch.weights import changed
 
 pytestmark = cpu_only("ranks need a CUDA device each")
@@ -57,6 +58,15 @@ def test_tokens_are_those_of_one_engine(ranks: Ranks, tmp_path: Path, kind: str)
     tokens = {stream: one.tokens for rank in told for stream, one in rank.outcomes.items()}
     assert tokens == expected
     assert all(rank.idle_steps > 0 for rank in told)
+    assert {shape[0] for rank in told for shape in rank.experts} == {4 // SIZE}
+
+
+def test_each_rank_unpacks_its_share_of_experts(ranks: Ranks, tmp_path: Path) -> None:
+    release(tmp_path)
+    requests = [submit(stream, prompt(30, stream), max_tokens=8, ignore_eos=True) for stream in range(2)]
+    told = ranks.run(tmp_path, [Plan({0: requests[:1]}), Plan({0: requests[1:]})], 20)
+    tokens = {stream: one.tokens for rank in told for stream, one in rank.outcomes.items()}
+    assert tokens == alone(tmp_path, requests)
     assert {shape[0] for rank in told for shape in rank.experts} == {4 // SIZE}
 
 

@@ -60,6 +60,7 @@ def test_grouped_products_where_a_gpu_has_kernels(
 def test_an_overflow_of_an_expert_that_is_not_asked_means_nothing() -> None:
     class Layer:
         num_experts = 2
+        is_transposed = has_bias = False
         gate_up_proj = torch.ones(2, 4, 3)
         down_proj = torch.ones(2, 3, 2)
 

@@ -74,6 +74,7 @@ class Step:
         window: int | None = None,
         softcap: float | None = None,
         slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
         layout: PagedLayout | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The output, and the cache afterwards."""
@@ -81,7 +82,8 @@ class Step:
         cache = self.cache.clone()
         tensors = (self.query, self.key, self.value, *cache)
         scaling = 0.7 * self.query.shape[-1] ** -0.5
-        return kernel(*tensors, layout or self.layout, Scoring(scaling, window, softcap, slopes)), cache
+        scoring = Scoring(scaling, window, softcap, slopes, sinks)
+        return kernel(*tensors, layout or self.layout, scoring), cache
 
 
 def assert_close(found: Tensor, step: Step, *options: Any) -> None:
@@ -96,19 +98,30 @@ def assert_close(found: Tensor, step: Step, *options: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_size", [7, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("window", "softcap", "alibi"),
-    [(None, None, False), (20, None, False), (None, 3.0, False), (300, 3.0, True)],
+    ("window", "softcap", "alibi", "sinks"),
+    [
+        (None, None, False, None),
+        (20, None, False, [-1.0, 0.0, 2.0, 30.0]),
+        (None, 3.0, False, None),
+        (300, 3.0, True, None),
+    ],
 )
 def test_a_step_is_what_it_has_to_be(
-    block_size: int, window: int | None, softcap: float | None, alibi: bool, dtype: torch.dtype
+    block_size: int,
+    window: int | None,
+    softcap: float | None,
+    alibi: bool,
+    sinks: list[float] | None,
+    dtype: torch.dtype,
 ) -> None:
     step = Step(PARTS, 4, 2, 24, block_size=block_size, dtype=dtype)
     slopes = torch.rand(2, 2).to(DEVICE) if alibi else None
-    found, cache = step.run(kernels.paged_attention, window, softcap, slopes)
+    scores = None if sinks is None else torch.tensor(sinks, dtype=dtype, device=DEVICE)
+    found, cache = step.run(kernels.paged_attention, window, softcap, slopes, scores)
     _, written = step.run(plain, window, softcap)
     assert torch.equal(cache, written)
     assert not torch.equal(cache, step.cache)
-    assert_close(found, step, window, softcap, slopes)
+    assert_close(found, step, window, softcap, slopes, scores)
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (20, 3.0)])
@@ -168,18 +181,19 @@ def test_values_of_another_size_than_keys(
     assert torch.equal(values, written[1, ..., kept])
 
 
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("window", "sinks"), [(None, None), (20, [-1.0, 0.0, 2.0, 30.0])])
 @pytest.mark.parametrize("filling", [1, 512])
 def test_programs_that_share_a_history_give_what_one_does(
-    filling: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+    filling: int, window: int | None, sinks: list[float] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A history of 650 positions is shared by two programs where fewer than FILLING have work."""
     monkeypatch.setattr(kernels, "FILLING", filling)
     assert (kernels._splits(1, LONGEST) > 1) == (filling > 1)
     for parts in ([(650, 1), (1, 1)], [(600, 40), (0, 3)], PARTS):
         step = Step(parts, 4, 2, 16)
-        found, _ = step.run(kernels.paged_attention, window)
-        torch.testing.assert_close(found, step.run(plain, window)[0], rtol=1e-4, atol=1e-5)
+        options = window, None, None, None if sinks is None else torch.tensor(sinks, device=DEVICE)
+        found, _ = step.run(kernels.paged_attention, *options)
+        torch.testing.assert_close(found, step.run(plain, *options)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_more_programs_than_a_history_has_positions() -> None:

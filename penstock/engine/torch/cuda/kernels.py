@@ -86,6 +86,7 @@ def _attend(  # type: ignore[no-untyped-def]
     positions,
     tiles,
     slopes,
+    sinks,
     scaling,
     width,
     base,
@@ -104,6 +105,7 @@ def _attend(  # type: ignore[no-untyped-def]
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    SINKS: tl.constexpr,
     TILED: tl.constexpr,
     SPLIT: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -139,6 +141,11 @@ def _attend(  # type: ignore[no-untyped-def]
         end = tl.minimum(end, begin + share)
     most = tl.full((TOKENS * GROUP_PADDED,), float("-inf"), tl.float32)
     total = tl.zeros((TOKENS * GROUP_PADDED,), tl.float32)
+    if SINKS:
+        # a position without a value, which one of the programs that share a history counts
+        counts = (member < GROUP) & (tl.program_id(2) == 0)
+        most = tl.load(sinks + heads, mask=counts, other=float("-inf")).to(tl.float32)
+        total = tl.where(most == float("-inf"), 0.0, 1.0)
     sums = tl.zeros((TOKENS * GROUP_PADDED, VALUE_PADDED), tl.float32)
     for beginning in range(begin, end, POSITIONS):
         position = beginning + tl.arange(0, POSITIONS)
@@ -321,6 +328,7 @@ def _launch(
         layout.positions,
         layout.tiles if tiled else layout.owners,
         scoring.slopes if scoring.slopes is not None else output,
+        scoring.sinks if scoring.sinks is not None else output,
         scoring.scale,
         layout.table.stride(0),
         base,
@@ -338,6 +346,7 @@ def _launch(
         WINDOW=scoring.window or 0,
         SOFTCAP=scoring.softcap or 0.0,
         ALIBI=scoring.slopes is not None,
+        SINKS=scoring.sinks is not None,
         TILED=tiled,
         SPLIT=splits > 1,
         POSITIONS=min(MAX_POSITIONS, max(FEWEST_POSITIONS, POSITION_BYTES // row_bytes)),
