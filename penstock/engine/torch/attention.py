@@ -131,10 +131,14 @@ class PagedAttention:
         sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: Tensor | None = None,
+        chunk: int | None = None,
+        query_scale: Tensor | None = None,
         **ignored: Any,
     ) -> tuple[Tensor, None]:
-        """query [1, H, T, D]; key [1, KV heads, T, D], value [1, KV heads, T, V]; s_aux [H]: sinks.
-        Returns [1, T, H, V]."""
+        """query [1, H, T, D]; key [1, KV heads, T, D], value [1, KV heads, T, V]; s_aux [H]: sinks;
+        query_scale [1, T]: factors of queries. Returns [1, T, H, V]."""
+        if query_scale is not None:
+            query = (query * query_scale[:, None, :, None]).to(query.dtype)
         if self.bounds_rows:
             key, value = _bounded(key), _bounded(value)
         layer = int(module.layer_idx)  # type: ignore[arg-type]
@@ -142,7 +146,7 @@ class PagedAttention:
         size = query.shape[-1]
         scaling = size**-0.5 if scaling is None else float(scaling)
         flat, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-        scoring = Scoring(scaling, sliding_window, softcap, self._slopes, s_aux)
+        scoring = Scoring(scaling, sliding_window, softcap, self._slopes, s_aux, chunk)
         if isinstance(self.layout, PagedLayout):
             assert self._kernel is not None
             return self._kernel.attend(flat, key, value, keys, values, self.layout, scoring)[None], None
@@ -225,10 +229,13 @@ def _attend(
     pairs, group = streams * kv_heads, heads // kv_heads
     key = _gather(keys, part).view(pairs, part.length, size)
     value = _gather(values, part).view(pairs, part.length, -1)
-    distance = part.own[:, None, None, :, None] - torch.arange(part.length, device=query.device)
+    own = part.own[:, None, None, :, None]
+    distance = own - torch.arange(part.length, device=query.device)
     hidden = distance < 0  # [n, 1, 1, C, L]
     if window is not None:
         hidden |= distance >= window
+    if scoring.chunk is not None:
+        hidden |= distance > own % scoring.chunk
     # query heads that share a KV head become neighbours: [n, KV heads, G, C, D]
     grouped = query.reshape(streams, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
     by_hand = product is not None or width <= BY_HAND or softcap is not None

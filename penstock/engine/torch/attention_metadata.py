@@ -48,6 +48,8 @@ class Scoring:
     """float32[KV heads, H / KV heads], which lower a head's scores by the key's distance (ALiBi)."""
     sinks: Tensor | None = None
     """[H]: a score of each head, of a position that has no value (GPT-OSS)."""
+    chunk: int | None = None
+    """Positions are cut into chunks of so many, a token attends to its own (Llama 4); None: they are not."""
 
 
 @dataclass(slots=True, frozen=True)

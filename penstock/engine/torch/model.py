@@ -26,6 +26,7 @@ from penstock.engine.torch.cuda.graph_memory import measure_graphs
 from penstock.engine.torch.cuda.paged_layout import FILLING, DeviceTables
 from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.experts import RouteRecorder, most_recorded
+from penstock.engine.torch.families import llama4
 from penstock.engine.torch.families.bloom import replace_attention
 from penstock.engine.torch.lm_head import LMHead
 from penstock.engine.torch.lora.lora_layers import LoraLayers
@@ -109,6 +110,8 @@ class PagedModel:
                 )
             if model.config.model_type == "bloom":
                 replace_attention(model, self._attend)
+            elif model.config.model_type == "llama4_text":
+                llama4.adapt(model)
             self._model, self._recorder = model, RouteRecorder(model)
             if self._config.enable_lora:
                 self.lora = LoraLayers(model, self._config.max_loras, self._config.max_lora_rank)

@@ -10,15 +10,20 @@ from penstock.config.errors import ConfigError, NeedsVllm
 from penstock.engine.refused_models import QUANTIZATION_FILES, refusal_of
 
 SUPPORTED_MODELS: dict[str, str] = {
+    "afmoe": "Trinity (AFMoE)",
     "apertus": "Apertus",
+    "arcee": "Arcee AFM",
     "bloom": "BLOOM",
     "cohere": "Command R",
     "cohere2": "Command R7B, Command A",
+    "cohere2_moe": "Command A MoE",
     "deepseek_v2": "DeepSeek V2",
     "deepseek_v3": "DeepSeek V3, R1",
+    "dots1": "dots.llm1",
     "ernie4_5": "ERNIE 4.5",
     "ernie4_5_moe": "ERNIE 4.5 MoE",
     "exaone4": "EXAONE 4",
+    "exaone_moe": "K-EXAONE",
     "gemma": "Gemma",
     "gemma2": "Gemma 2",
     "gemma3": "Gemma 3 with image input: its text part",
@@ -26,6 +31,7 @@ SUPPORTED_MODELS: dict[str, str] = {
     "glm": "GLM-4-9B",
     "glm4": "GLM-4-0414",
     "glm4_moe": "GLM 4.5, 4.6, 4.7",
+    "glm4_moe_lite": "GLM-4.7-Flash",
     "gpt2": "GPT-2",
     "gpt_bigcode": "StarCoder, SantaCoder",
     "gpt_neox": "GPT-NeoX, Pythia",
@@ -34,11 +40,17 @@ SUPPORTED_MODELS: dict[str, str] = {
     "granitemoe": "Granite 3 MoE",
     "hunyuan_v1_dense": "Hunyuan 0.5B to 7B",
     "hunyuan_v1_moe": "Hunyuan A13B",
+    "internlm3": "InternLM 3",
     "llama": "Llama 1 to 3.3, Yi, SmolLM, TinyLlama and other models of this architecture",
+    "llama4": "Llama 4 with image input: its text part",
+    "llama4_text": "Llama 4, text only",
+    "minimax_m2": "MiniMax M2",
     "ministral": "Ministral",
     "ministral3": "Ministral 3",
     "mistral": "Mistral",
+    "mistral3": "Mistral Small 3.1 and later, Ministral 3, with image input: their text parts",
     "mixtral": "Mixtral",
+    "nanochat": "nanochat",
     "nemotron": "Nemotron 4, Minitron",
     "olmo": "OLMo",
     "olmo2": "OLMo 2",
@@ -54,6 +66,7 @@ SUPPORTED_MODELS: dict[str, str] = {
     "qwen3_moe": "Qwen 3 MoE",
     "seed_oss": "Seed-OSS",
     "smollm3": "SmolLM 3",
+    "solar_open": "Solar Open",
     "stablelm": "StableLM",
     "starcoder2": "StarCoder 2",
 }
@@ -61,25 +74,32 @@ SUPPORTED_MODELS: dict[str, str] = {
 with transformers' own."""
 
 
-TEXT_PARTS = {"gemma3": "gemma3_text"}
+TEXT_PARTS = {"gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral"}
 """model_types of models with image input, of which the text part is run, that of ``text_config`` in
 config.json; and the model_type of a text part that states none."""
 
 
 WITH_EXPERTS = frozenset(
     {
+        "afmoe",
+        "cohere2_moe",
         "deepseek_v2",
         "deepseek_v3",
+        "dots1",
         "ernie4_5_moe",
+        "exaone_moe",
         "glm4_moe",
+        "glm4_moe_lite",
         "gpt_oss",
         "granitemoe",
         "hunyuan_v1_moe",
+        "minimax_m2",
         "mixtral",
         "olmoe",
         "phimoe",
         "qwen2_moe",
         "qwen3_moe",
+        "solar_open",
     }
 )
 """model_types with experts, which can be split over ranks."""
@@ -124,8 +144,8 @@ def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
         )
     if with_experts and kind not in WITH_EXPERTS:
         raise ConfigError(
-            f"--enable-expert-parallel: {path} is of model_type {kind!r}, which has no experts; "
-            f"those with experts are {', '.join(sorted(WITH_EXPERTS))}"
+            f"--enable-expert-parallel: {path} is of model_type {kind!r}, which has no experts that "
+            f"can be split; model_types that have are {', '.join(sorted(WITH_EXPERTS))}"
         )
 
 

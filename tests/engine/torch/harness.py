@@ -62,13 +62,26 @@ _GROUPED_EXPERTS: dict[str, Any] = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+_CHUNKED: dict[str, Any] = {
+    "head_dim": 8,
+    "intermediate_size_mlp": 64,
+    "num_local_experts": 4,
+    "attention_chunk_size": 24,
+    "no_rope_layer_interval": 2,
+    "floor_scale": 8,
+    "attn_scale": 0.5,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
+    "afmoe": {**_EXPERTS, "head_dim": 8, "sliding_window": 24},
     "apertus": {},
+    "arcee": {},
     "bloom": {"num_attention_heads": 6, "hidden_size": 48},  # ALiBi's slopes differ for no power of two
     "cohere": {"logit_scale": 0.25},
     "cohere2": {"logit_scale": 0.25, "sliding_window": 24},
+    "cohere2_moe": {"logit_scale": 0.25, "sliding_window": 24, "num_experts": 4, "num_experts_per_tok": 2},
     "deepseek_v2": {**_LATENT, **_GROUPED_EXPERTS, "topk_method": "group_limited_greedy"},
     "deepseek_v3": {**_LATENT, **_GROUPED_EXPERTS, "rope_parameters": _YARN | {"mscale_all_dim": 1.0}},
+    "dots1": {**_GROUPED_EXPERTS, "n_shared_experts": 1, "sliding_window": 24},
     "ernie4_5": {},
     "ernie4_5_moe": {
         "moe_num_experts": 4,
@@ -77,6 +90,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "exaone4": {"sliding_window": 24},
+    "exaone_moe": {**_EXPERTS, "head_dim": 8, "sliding_window": 24, "first_k_dense_replace": 1},
     "gemma": {"head_dim": 16},
     "gemma2": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
     "gemma3": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
@@ -92,6 +106,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "use_qk_norm": True,
         "n_group": 2,
     },
+    "glm4_moe_lite": {**_LATENT, **_GROUPED_EXPERTS},
     "gpt2": {"n_inner": 64},
     "gpt_bigcode": {"n_inner": 64},
     "gpt_neox": _ALL_HEADS,
@@ -112,11 +127,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granitemoe": {"logits_scaling": 3.0, "num_local_experts": 4, "attention_multiplier": 0.3},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": [2, 2]},
+    "internlm3": {},
     "llama": {},
+    "llama4": _CHUNKED,
+    "llama4_text": _CHUNKED | {"interleave_moe_layer_step": 2, "num_experts_per_tok": 2},
+    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
     "ministral": {"head_dim": 8, "sliding_window": 24},
     "ministral3": {"head_dim": 8, "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.5}},
     "mistral": {"sliding_window": 24},
+    "mistral3": {
+        "model_type": "ministral3",
+        "head_dim": 8,
+        "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.5},
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "nanochat": {},
     "nemotron": {},
     "olmo": {},
     "olmo2": {},
@@ -132,12 +157,39 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**_EXPERTS, "head_dim": 16},
     "seed_oss": {"head_dim": 8},
     "smollm3": {},
+    "solar_open": {**_GROUPED_EXPERTS, "head_dim": 8},
     "stablelm": {},
     "starcoder2": {"sliding_window": 24},
 }
 OTHER_PARTS: dict[str, dict[str, Any]] = {
     "gemma3": {
         "vision_config": {"hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 1},
+        "image_token_index": VOCAB - 1,
+    },
+    "llama4": {
+        "vision_config": {
+            "hidden_size": 24,
+            "intermediate_size": 96,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "image_size": 28,
+            "vision_output_dim": 32,
+            "projector_input_dim": 32,
+            "projector_output_dim": 32,
+        },
+        "image_token_index": VOCAB - 1,
+        "boi_token_index": VOCAB - 2,
+        "eoi_token_index": VOCAB - 3,
+    },
+    "mistral3": {
+        "vision_config": {
+            "model_type": "pixtral",
+            "hidden_size": 32,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "head_dim": 8,
+        },
         "image_token_index": VOCAB - 1,
     },
 }
@@ -179,7 +231,9 @@ def make_model(kind: str, directory: Path, **changes: Any) -> transformers.PreTr
         tied = {name: options[name] for name in ("tie_word_embeddings",) if name in options}
         options = OTHER_PARTS[kind] | tied | {"text_config": options}
     config = type(known)(**options)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    seeing = kind in OTHER_PARTS
+    auto = transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32).eval()
     for name, bias in (*model.named_buffers(), *model.named_parameters()):
         if name.endswith("e_score_correction_bias"):  # zeros in a new model, and learned
             bias.data.uniform_(-0.5, 0.5)

@@ -44,6 +44,8 @@ def paged_attention(
     if slopes is not None:
         scores = scores - slopes.view(1, heads, 1) * distance[:, None]
     hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    if scoring.chunk is not None:
+        hidden |= distance > layout.positions[:, None] % scoring.chunk
     scores = scores.masked_fill(hidden[:, None], -torch.inf)
     if scoring.sinks is not None:
         scores = torch.cat((scores, scoring.sinks[:, None].expand(len(scores), -1, 1)), -1)

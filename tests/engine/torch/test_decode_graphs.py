@@ -118,7 +118,7 @@ def decodes(blocks: BlockTables, random: np.random.Generator, count: int) -> Bat
     )
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "bloom", "qwen3_moe", "opt"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "bloom", "qwen3_moe", "opt", "llama4"])
 @torch.inference_mode()
 def test_recorded_decodes_are_those_of_the_usual_path(
     kind: str, tmp_path: Path, recordings: Recordings, monkeypatch: pytest.MonkeyPatch

@@ -103,6 +103,7 @@ def _attend(  # type: ignore[no-untyped-def]
     VALUE_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     SINKS: tl.constexpr,
@@ -135,6 +136,8 @@ def _attend(  # type: ignore[no-untyped-def]
     begin, end = 0, start + count
     if WINDOW > 0:
         begin = tl.maximum(start - WINDOW + 1, 0) // POSITIONS * POSITIONS
+    if CHUNK > 0:
+        begin = tl.maximum(begin, start // CHUNK * CHUNK // POSITIONS * POSITIONS)
     if SPLIT:
         share = tl.cdiv(tl.cdiv(end - begin, POSITIONS), splits) * POSITIONS
         begin += tl.program_id(2) * share
@@ -170,6 +173,8 @@ def _attend(  # type: ignore[no-untyped-def]
         seen = known[None, :] & (distance >= 0)
         if WINDOW > 0:
             seen = seen & (distance < WINDOW)
+        if CHUNK > 0:
+            seen = seen & (distance <= (own % CHUNK)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         greater = tl.maximum(most, tl.max(scores, 1))
         # a row that has seen nothing yet has no greatest score to subtract
@@ -344,6 +349,7 @@ def _launch(
         VALUE_PADDED=_padded_size(value_size),
         BLOCK_SIZE=block_size,
         WINDOW=scoring.window or 0,
+        CHUNK=scoring.chunk or 0,
         SOFTCAP=scoring.softcap or 0.0,
         ALIBI=scoring.slopes is not None,
         SINKS=scoring.sinks is not None,
