@@ -155,6 +155,18 @@ def test_head_sizes_and_groups(heads: int, kv_heads: int, size: int, dtype: torc
     assert_close(found, step)
 
 
+@pytest.mark.parametrize("chunk", [24, 300])
+def test_a_token_attends_to_its_own_chunk(chunk: int) -> None:
+    """Decodes, drafts and prompts in one chunk and over several; two programs share 600 positions."""
+    step = Step([(23, 1), (24, 1), (600, 1), (20, 9), (280, 40)], 4, 2, 16)
+    tensors = (step.query, step.key, step.value)
+    found, expected = (
+        attend(*tensors, *step.cache.clone(), step.layout, Scoring(0.5, chunk=chunk))
+        for attend in (kernels.paged_attention, plain)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("size", "value_size", "filling"), [(24, 12, 512), (16, 40, 1)])
 def test_values_of_another_size_than_keys(
     size: int, value_size: int, filling: int, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,8 @@ import transformers
 
 def changed(directory: Path, other: Path) -> transformers.PreTrainedModel:
     """The model of ``directory`` with other random weights, saved to ``other``."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    (name,) = transformers.AutoConfig.from_pretrained(directory).architectures
+    model = getattr(transformers, name).from_pretrained(directory, dtype=torch.float32).eval()
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

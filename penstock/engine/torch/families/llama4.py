@@ -74,6 +74,6 @@ def _compute_experts(experts: Any, compute: Any, hidden: Tensor, index: Tensor, 
     """hidden [T, H], with the index int64[T, K] and the weights [T, K] of each token's experts → [T, H].
     Weights are factors of what an expert gets, not of what it gives."""
     ones = torch.ones_like(weights[:, :1])
-    columns = zip(index.split(1, 1), weights.split(1, 1), strict=True)
+    columns = zip(torch.split(index, 1, 1), torch.split(weights, 1, 1), strict=True)
     total: Tensor = sum(compute(experts, hidden * weight, chosen, ones) for chosen, weight in columns)
     return total
