@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,8 @@ from penstock.engine.torch.transfer import to_device
 
 log = logging.getLogger(__name__)
 
-Layout = AttentionMetadata | PagedLayout
+Layout = Mapping[int, AttentionMetadata] | PagedLayout
+"""Of a step: for kernels, or by the number of KV heads of a layer."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -89,19 +90,37 @@ class PagedAttention:
         """``kernel`` reads histories by ``tables``; None: they are gathered.
         ``batch_invariant``: what a token gets has the same bits in any part. Raises ConfigError if this
         machine does not allow that."""
-        size = (blocks, shape.kv_heads, block_size)
-        self.keys = [zeros((*size, shape.head_size), dtype, device) for _ in range(shape.layers)]
-        self.values = [zeros((*size, shape.value_size), dtype, device) for _ in range(shape.layers)]
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        sizes: dict[int, set[tuple[int, int]]] = {}
+        for layer in range(shape.layers):
+            kv_heads, size, value_size = shape.cached(layer)
+            sizes.setdefault(kv_heads, set()).add((size, value_size))
+            if (
+                layer in shape.reused
+            ):  # it gets what that layer got, and writes it once more to the same place
+                self.keys.append(self.keys[shape.reused[layer]])
+                self.values.append(self.values[shape.reused[layer]])
+            else:
+                pages = blocks, kv_heads, block_size
+                self.keys.append(zeros((*pages, size), dtype, device))
+                self.values.append(zeros((*pages, value_size), dtype, device))
         gathered = CPU_GATHERED if device.type == "cpu" else DEVICE_GATHERED
-        self.geometry = CacheGeometry(shape.kv_heads, max(shape.head_size, shape.value_size), gathered)
+        self.geometries = [
+            CacheGeometry(kv_heads, max(map(max, found)), gathered) for kv_heads, found in sizes.items()
+        ]
         self.tables = tables
         self._kernel = kernel
-        group = shape.heads // shape.kv_heads
-        self._tile = kernel.tokens_per_tile(group, shape.head_size, dtype) if kernel is not None else 0
+        groups = [(shape.heads // kv_heads, *each) for kv_heads, found in sizes.items() for each in found]
+        self._tile = 0
+        if kernel is not None:
+            self._tile = min(kernel.tokens_per_tile(group, size, dtype) for group, size, _ in groups)
         self._slopes = _slopes(shape, device) if shape.alibi else None
-        self._product: Product | None = None
+        self._products: dict[tuple[int, int], Product] = {}
+        """By query heads per KV head and the size of keys; others are computed as it is fastest."""
         if batch_invariant:
-            self._product = attention_product(_attend_alone, group, shape.head_size, shape.value_size)
+            for group, *each in groups:
+                self._products[group, each[0]] = attention_product(_attend_alone, group, *each)
         self.layout: Layout | None = None
         """Set before each forward pass."""
         self.bounds_rows = False
@@ -113,7 +132,10 @@ class PagedAttention:
         """int64[T]: ``positions`` on the device; and the layout of a batch whose parts have blocks for all
         their tokens."""
         if self.tables is None:
-            layout = build_attention_metadata(batch, blocks, positions, self.geometry, device)
+            layout = {
+                geometry.kv_heads: build_attention_metadata(batch, blocks, positions, geometry, device)
+                for geometry in self.geometries
+            }
             return to_device(positions, device), layout
         both = np.stack((positions, np.repeat(batch.slots, batch.count)))
         places, owners = to_device(both, device).unbind()
@@ -150,8 +172,9 @@ class PagedAttention:
         if isinstance(self.layout, PagedLayout):
             assert self._kernel is not None
             return self._kernel.attend(flat, key, value, keys, values, self.layout, scoring)[None], None
-        layout = self.layout
-        assert layout is not None
+        assert self.layout is not None
+        layout = self.layout[keys.shape[1]]
+        product = self._products.get((flat.shape[1] // keys.shape[1], size))
         tokens = len(layout.writes) // key.shape[1]  # others pad the step
         padding, flat = len(flat) - tokens, flat[:tokens]
         keys.view(-1, size).index_copy_(0, layout.writes, key[:tokens].reshape(-1, size))
@@ -159,7 +182,7 @@ class PagedAttention:
         values.view(-1, width).index_copy_(0, layout.writes, value[:tokens].reshape(-1, width))
         output = flat.new_empty((tokens, flat.shape[1], width))
         for part in layout.parts:
-            attended = _attend(flat[part.tokens], keys, values, part, scoring, self._product)
+            attended = _attend(flat[part.tokens], keys, values, part, scoring, product)
             if part.real is None:
                 output[part.tokens] = attended
             else:

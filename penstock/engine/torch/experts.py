@@ -80,10 +80,12 @@ class RouteRecorder:
         self._layers = [module for path, module in model.named_modules() if path.endswith(".experts")]
         names = ("num_local_experts", "num_experts", "n_routed_experts")
         self._experts: int = next((found for name in names if (found := getattr(model.config, name, 0))), 0)
-        per_token = getattr(model.config, "num_experts_per_tok", 0) or 0
+        per_token = getattr(model.config, "num_experts_per_tok", 0) or getattr(
+            model.config, "top_k_experts", 0
+        )
         if isinstance(per_token, list):  # of each layer (Hunyuan)
             per_token = max(per_token)
-        self._per_token: int = per_token
+        self._per_token: int = per_token or 0
 
     @property
     def routes(self) -> ExpertRoutes | None:

@@ -43,7 +43,8 @@ def release_memory(device: torch.device) -> None:
 
 def bytes_per_token(shape: ModelShape, dtype: torch.dtype) -> int:
     """Bytes of a token's keys and values in all layers of a model."""
-    return shape.layers * shape.kv_heads * (shape.head_size + shape.value_size) * dtype.itemsize
+    own = (shape.cached(layer) for layer in range(shape.layers) if layer not in shape.reused)
+    return sum(kv_heads * (size + value_size) for kv_heads, size, value_size in own) * dtype.itemsize
 
 
 def num_cache_blocks(config: ServeConfig, per_token: Sequence[int], max_model_len: int, budget: int) -> int:

@@ -332,7 +332,10 @@ class PagedModel:
             layout: Layout = attention.tables.null_layout(1, 0, 1)
         else:
             block_size = attention.keys[0].shape[2]
-            layout = dummy_attention_metadata(block_size, attention.geometry, self._device)
+            layout = {
+                geometry.kv_heads: dummy_attention_metadata(block_size, geometry, self._device)
+                for geometry in attention.geometries
+            }
         zero = torch.zeros(1, dtype=torch.int64, device=self._device)
         self.hidden(zero, zero, layout, zero)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from penstock.engine.torch.supported_models import TEXT_PARTS, WITH_EXPERTS, che
 from penstock.engine.torch.transformers_imports import import_transformers, made_without_compiler
 from penstock.engine.torch.weight_map import TEXT_NAMES
 
+MADE_WHOLE = frozenset({"longrope", "proportional"})
+"""Rotary embeddings that :func:`made_without_compiler` cannot make."""
 NAMES_SHOWN = 3
 """Maximum tensor names in an error."""
 UNSTATED_LENGTH = 2048
@@ -48,6 +51,17 @@ class ModelShape:
     """Factor of the logits (Granite, Command R)."""
     logits_softcap: float | None
     """Bound of the logits by a tanh (Gemma 2)."""
+    unlike: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """KV heads and head size of the layers in which they are others (Gemma 4)."""
+    reused: Mapping[int, int] = field(default_factory=dict)
+    """Layers that attend to keys and values of an earlier layer, and that layer (Gemma 4)."""
+
+    def cached(self, layer: int) -> tuple[int, int, int]:
+        """KV heads, and the head size of keys and of values, in the cache of a layer."""
+        if layer not in self.unlike:
+            return self.kv_heads, self.head_size, self.value_size
+        kv_heads, size = self.unlike[layer]
+        return kv_heads, size, size
 
 
 def pick_dtype(config: ServeConfig, model_dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
@@ -83,7 +97,28 @@ def read_shape(model_dir: str) -> ModelShape:
         alibi=config.model_type == "bloom",
         logits_scale=described.get("logit_scale", 1.0) / described.get("logits_scaling", 1.0),
         logits_softcap=described.get("final_logit_softcapping"),
+        unlike={
+            int(layer): (
+                int(changes.get("num_key_value_heads", kv_heads)),
+                int(changes.get("head_dim", head_size)),
+            )
+            for layer, changes in (described.get("per_layer_config") or {}).items()
+        },
+        reused=_reused_layers(config),
     )
+
+
+def _reused_layers(config: Any) -> dict[int, int]:
+    """:attr:`ModelShape.reused` by transformers' configuration."""
+    reused: dict[int, int] = {}
+    stored: dict[str, int] = {}
+    for layer, mode in enumerate(getattr(config, "kv_sharing_modes", ())):
+        kind = config.layer_types[layer]
+        if mode == "reuse":
+            reused[layer] = stored[kind]
+        else:
+            stored[kind] = layer
+    return reused
 
 
 def _read_config(model_dir: str) -> Any:
@@ -176,9 +211,9 @@ def _read_model(
     if experts is not None:
         model_class = experts.sharded_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     try:
-        # longrope's factors are of the meta device, and do not multiply frequencies of the CPU
-        long = any(rope.get("rope_type") == "longrope" for rope in _ropes(config.to_dict()))
-        with nullcontext() if long else made_without_compiler():
+        # their factors and zeros are of the meta device, and do not go with frequencies of the CPU
+        kinds = {rope.get("rope_type") for rope in _ropes(config.to_dict())}
+        with made_without_compiler() if kinds.isdisjoint(MADE_WHOLE) else nullcontext():
             model, report = model_class.from_pretrained(
                 model_dir,
                 config=config,

@@ -28,6 +28,8 @@ SUPPORTED_MODELS: dict[str, str] = {
     "gemma2": "Gemma 2",
     "gemma3": "Gemma 3 with image input: its text part",
     "gemma3_text": "Gemma 3, text only",
+    "gemma4": "Gemma 4: its text part",
+    "gemma4_text": "Gemma 4, text only",
     "glm": "GLM-4-9B",
     "glm4": "GLM-4-0414",
     "glm4_moe": "GLM 4.5, 4.6, 4.7",
@@ -74,7 +76,12 @@ SUPPORTED_MODELS: dict[str, str] = {
 with transformers' own."""
 
 
-TEXT_PARTS = {"gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral"}
+TEXT_PARTS = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "llama4": "llama4_text",
+    "mistral3": "mistral",
+}
 """model_types of models with image input, of which the text part is run, that of ``text_config`` in
 config.json; and the model_type of a text part that states none."""
 
@@ -88,6 +95,7 @@ WITH_EXPERTS = frozenset(
         "dots1",
         "ernie4_5_moe",
         "exaone_moe",
+        "gemma4_text",
         "glm4_moe",
         "glm4_moe_lite",
         "gpt_oss",
@@ -142,7 +150,8 @@ def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
             f"{path}: the weights are quantized{how}, which the torch engine does not run; take vLLM's, or "
             "the model without quantization"
         )
-    if with_experts and kind not in WITH_EXPERTS:
+    dense = kind == "gemma4_text" and not described.get("enable_moe_block")
+    if with_experts and (dense or kind not in WITH_EXPERTS):
         raise ConfigError(
             f"--enable-expert-parallel: {path} is of model_type {kind!r}, which has no experts that "
             f"can be split; model_types that have are {', '.join(sorted(WITH_EXPERTS))}"

@@ -29,7 +29,7 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch import attention
-from penstock.engine.torch.attention_metadata import build_attention_metadata, token_positions
+from penstock.engine.torch.attention_metadata import token_positions
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_loader import read_shape
 from tests.engine.torch.harness import make_model
@@ -111,7 +111,7 @@ class Study:
         hidden = self.model.hidden(
             self.history[torch.from_numpy(np.repeat(slots, width)), torch.from_numpy(positions)],
             torch.from_numpy(positions),
-            build_attention_metadata(batch, self.blocks, positions, lane.cache.geometry, CPU),
+            lane.cache.layout_of(batch, self.blocks, positions, CPU)[1],
             torch.arange(len(positions)),
         )
         rows = self.model.head.rows

@@ -71,6 +71,12 @@ _CHUNKED: dict[str, Any] = {
     "floor_scale": 8,
     "attn_scale": 0.5,
 }
+_GEMMA_4: dict[str, Any] = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "afmoe": {**_EXPERTS, "head_dim": 8, "sliding_window": 24},
     "apertus": {},
@@ -95,6 +101,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
     "gemma3": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
     "gemma3_text": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
+    "gemma4": {
+        **_GEMMA_4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB,
+    },
+    "gemma4_text": {
+        **_GEMMA_4,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
     "glm": {"head_dim": 8},
     "glm4": {"head_dim": 8},
     "glm4_moe": {
@@ -192,6 +216,7 @@ OTHER_PARTS: dict[str, dict[str, Any]] = {
         },
         "image_token_index": VOCAB - 1,
     },
+    "gemma4": {},
 }
 """Of models with image input; their text parts have the options of :data:`FAMILIES`."""
 _RENAMED = {

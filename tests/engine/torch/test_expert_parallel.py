@@ -168,10 +168,12 @@ def test_experts_that_cannot_be_split_evenly_are_refused(ranks: Ranks, tmp_path:
         assert refusal.startswith("ConfigError: --data-parallel-size 2: the model's 3 experts")
 
 
-def test_a_model_without_experts_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+@pytest.mark.parametrize("kind", ["llama", "gemma4_text"])
+def test_a_model_without_experts_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    """Of Gemma 4 some models have experts."""
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
     check_supported(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"--enable-expert-parallel: .*'llama', which has no experts; .*mixtral"
+        ConfigError, match=rf"--enable-expert-parallel: .*'{kind}', which has no experts; .*mixtral"
     ):
         check_supported(tmp_path, with_experts=True)

@@ -93,5 +93,5 @@ def test_other_weights_are_taken_and_those_of_the_start_not_again(
 def test_other_quantized_weights_are_refused(tmp_path: Path, kind: str, method: str) -> None:
     config = {"model_type": kind, "quantization_config": {"quant_method": method}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=rf"quantized \({method}\).*--engine"):
+    with pytest.raises(ConfigError, match=rf"quantized \({method}\)"):
         check_supported(tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from penstock.config.errors import ConfigError
 from penstock.engine.model_length import length_field
 from penstock.engine.refused_models import REFUSED_MODELS
+from penstock.engine.torch.memory import bytes_per_token
 from penstock.engine.torch.model_loader import read_shape
 from penstock.engine.torch.supported_models import SUPPORTED_MODELS as SUPPORTED
 from penstock.engine.torch.supported_models import check_supported
@@ -140,6 +142,17 @@ def test_random_weights_of_a_text_part(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, load_format="dummy")
     assert run_all(engine, [submit(0, [5], max_tokens=2, ignore_eos=True)])[0].tokens
     assert engine.info.max_model_len == 1024
+
+
+def test_layers_of_gemma_4_cache_heads_of_their_own_or_none(tmp_path: Path) -> None:
+    make_model("gemma4", tmp_path)
+    shape = read_shape(str(tmp_path))
+    assert [shape.cached(layer) for layer in range(4)] == [(2, 8, 8), (2, 16, 16)] * 2
+    assert shape.reused == {2: 0, 3: 1}
+    assert bytes_per_token(shape, torch.float32) == 4 * 2 * (2 * 8 + 2 * 16)
+    make_model("gemma4_text", tmp_path)
+    shape = read_shape(str(tmp_path))
+    assert bytes_per_token(shape, torch.float32) == 4 * 2 * (2 * 8 + 1 * 16)
 
 
 WITHOUT_LENGTH = {"bloom", "cpmant", "falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "xlnet", "xlstm"}

@@ -287,7 +287,7 @@ def tokens_per_tile(group: int, size: int, dtype: torch.dtype) -> int:
 
     The rows of a program, its tokens times its query heads, keep sums of ``size`` float32 in registers.
     """
-    rows = 128 if size <= 128 else 64
+    rows = 128 if size <= 128 else 64 if size <= 256 else 32
     if dtype == torch.float32:  # whose products have no matrix instructions, and take registers of their own
         rows = MIN_DOT_ROWS
     return max(1, rows // int(triton.next_power_of_2(group)))
