@@ -36,7 +36,7 @@ class ProcessTree:
         return self._supervisor
 
     def alive(self) -> list[ProcessInstance]:
-        """All running processes that have set their title."""
+        """All running processes that have set their title, but for the one whose forks they are."""
         found = []
         for process in [self._supervisor, *self._supervisor.children()]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -46,7 +46,7 @@ class ProcessTree:
                         ProcessInstance(title.removeprefix(TITLE).strip(), process.pid, process.create_time())
                     )
         self.seen |= set(found)
-        return sorted(found)
+        return sorted(each for each in found if each.role != "template")
 
     def with_role(self, role: str) -> list[ProcessInstance]:
         return [each for each in self.alive() if each.role == role]
