@@ -1,4 +1,7 @@
-"""``penstock keys list``, ``add``, ``rotate`` and so on: the file of the gateway's clients' keys."""
+"""``penstock keys list``, ``add``, ``rotate`` and so on: the file of the gateway's clients' keys.
+
+``keys cluster`` makes the key file that the hosts of one server share.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -20,6 +24,7 @@ from penstock.config.keys import (
     CheckKeyConfig,
     ClientKeysFile,
     ExpireKeyConfig,
+    KeysConfig,
     ListKeysConfig,
     OneKeyConfig,
     RevokeKeyConfig,
@@ -269,3 +274,26 @@ ROTATE = Command(("keys", "rotate"), "Replace the key of a client of the gateway
 EXPIRE = Command(("keys", "expire"), "Set when the keys of a client expire.", ExpireKeyConfig, expire)
 REVOKE = Command(("keys", "revoke"), "Refuse a client of the gateway.", RevokeKeyConfig, revoke)
 CHECK = Command(("keys", "check"), "Tell who a key or token is, or why it is refused.", CheckKeyConfig, check)
+
+
+def make_cluster_key(config: KeysConfig, origins: Origins) -> int:
+    """Write the file and print what to do with it. Raises ConfigError when it cannot be written."""
+    from penstock.supervisor.startup.cluster_key import write_cluster_key
+
+    path = Path(config.cluster_key_file).expanduser()
+    try:
+        write_cluster_key(path)
+    except FileExistsError:
+        raise ConfigError(f"{path}: exists; an existing key is never overwritten") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    print(
+        f"{path}: created. Anyone who has it can join the server. Copy it to every host over a secure "
+        "channel and pass it to penstock serve as --cluster-key-file."
+    )
+    return 0
+
+
+CLUSTER = Command(
+    ("keys", "cluster"), "Make the key file that the hosts of one server share.", KeysConfig, make_cluster_key
+)

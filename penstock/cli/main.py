@@ -53,7 +53,7 @@ COMMANDS = (
         ("keys", "check"), CLIENT_KEYS, "Tell who a key or token is, or why it is refused.", "CHECK"
     ),
     CommandEntry(
-        ("keys", "cluster"), "penstock.cli.keys", "Make the key file that the hosts of one server share."
+        ("keys", "cluster"), CLIENT_KEYS, "Make the key file that the hosts of one server share.", "CLUSTER"
     ),
     CommandEntry(("bench", "host"), "penstock.cli.bench", "Measure the CPU time of API servers.", "HOST"),
     CommandEntry(
