@@ -174,6 +174,6 @@ def test_a_model_without_experts_is_refused_by_name(kind: str, tmp_path: Path) -
     (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
     check_supported(tmp_path)
     with pytest.raises(
-        ConfigError, match=rf"--enable-expert-parallel: .*'{kind}', which has no experts; .*mixtral"
+        ConfigError, match=rf"--enable-expert-parallel: .*'{kind}', which has no experts.*mixtral"
     ):
         check_supported(tmp_path, with_experts=True)
