@@ -15,19 +15,22 @@ class Refusal(NamedTuple):
 
 
 _KINDS: dict[str, Refusal] = {
-    "falcon_h1 falcon_mamba bamba bailing_hybrid granitemoehybrid hymba jamba kimi_linear lfm2 lfm2_moe "
-    "mamba mamba2 minimax minimax_text_01 nemotron_h olmo_hybrid phi4flash plamo2 qwen3_5 qwen3_5_moe "
-    "qwen3_5_text qwen3_next recurrent_gemma rwkv rwkv5 rwkv6 rwkv6qwen2 rwkv7 xlstm zamba zamba2": Refusal(
+    "falcon_h1 falcon_mamba bailing_hybrid granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 "
+    "nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_text qwen3_next zamba2": Refusal(
         "layers of it keep a recurrent state, which the engine's cache of keys and values does not hold"
+    ),
+    "aya_vision bamba fuyu hymba minimax minimax_text_01 mllama phi4_multimodal phi4flash plamo2 "
+    "recurrent_gemma rwkv rwkv5 rwkv6 rwkv6qwen2 rwkv7 xlstm zamba": Refusal(
+        "it has a recurrent state, or images or sound, and vLLM has no definition of it either", vllm=False
     ),
     "deepseek_v32 deepseek_v4 glm_moe_dsa minicpm_sala": Refusal(
         "its sparse attention chooses tokens by an index, which the engine's cache does not hold"
     ),
-    "aria aya_vision blip-2 chameleon cohere2_vision deepseek_ocr deepseek_vl_v2 ernie4_5_moe_vl "
-    "ernie4_5_vl_moe fuyu gemma3n glm46v glm4v glm4v_moe hunyuan_vl idefics2 idefics3 internvl internvl_chat "
-    "kimi_k25 kimi_vl lfm2_vl llava llava_next llava_onevision minicpmo minicpmv mllama molmo molmo2 ovis2 "
-    "paddleocr_vl paligemma phi3_v phi4_multimodal phi4mm pixtral qwen2_5_omni qwen2_5_vl qwen2_audio "
-    "qwen2_vl qwen3_omni_moe qwen3_vl qwen3_vl_moe smolvlm step3_vl ultravox voxtral": Refusal(
+    "aria blip-2 chameleon cohere2_vision deepseek_ocr deepseek_vl_v2 ernie4_5_moe_vl ernie4_5_vl_moe "
+    "gemma3n glm46v glm4v glm4v_moe hunyuan_vl idefics2 idefics3 internvl internvl_chat kimi_k25 kimi_vl "
+    "lfm2_vl llava llava_next llava_onevision minicpmo minicpmv molmo molmo2 ovis2 paddleocr_vl paligemma "
+    "phi3_v phi4mm pixtral qwen2_5_omni qwen2_5_vl qwen2_audio qwen2_vl qwen3_omni_moe qwen3_vl "
+    "qwen3_vl_moe smolvlm step3_vl ultravox voxtral": Refusal(
         "it takes images or sound besides text; the engine runs language models alone, and Penstock serves "
         "the text of others with vLLM's engine"
     ),

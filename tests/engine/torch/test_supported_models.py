@@ -21,6 +21,8 @@ from penstock.engine.torch.model_loader import read_shape
 from penstock.engine.torch.supported_models import SUPPORTED_MODELS as SUPPORTED
 from penstock.engine.torch.supported_models import check_supported
 from penstock.engine.vocabulary import read_max_model_len
+from penstock.generation.parsers.formats import MODEL_TYPES
+from penstock.generation.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from tests.engine.torch import harness
 from tests.engine.torch.harness import (
     VOCAB,
@@ -78,10 +80,31 @@ def test_the_models_made_here_are_of_all_families() -> None:
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="an installation without the documentation")
-def test_the_page_lists_all_families() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE.read_text(), re.MULTILINE)
-    assert rows[0] == ("model_type", "models")
-    assert rows[1:] == sorted(SUPPORTED.items())
+def test_the_page_says_what_runs_each_model() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| " + r" \| ".join([r"(.*?)"] * 7) + r" \|$", PAGE.read_text(), re.MULTILINE
+    )
+    (_, *head), *rows = rows
+    assert head == ["models", "example", "torch engine", "vLLM", "input", "tool calls", "reasoning"]
+    kinds = [kind for kind, *_ in rows]
+    assert kinds == sorted(set(kinds))
+    assert {kind: name for kind, name, _, runs, *_ in rows if runs.startswith("yes")} == SUPPORTED
+    for kind, _, _, runs, vllm, _, *formats in rows:
+        refusal = REFUSED_MODELS.get(kind)
+        if refusal is not None:
+            assert runs.removeprefix("no: ") in refusal.why, kind
+            assert refusal.vllm == (vllm == "yes"), kind
+        else:
+            assert runs == "no" or kind in SUPPORTED, kind
+        by_type = MODEL_TYPES.get(kind, ("", ""))
+        for cell, known, named in zip(formats, (TOOL_PARSERS, REASONING_PARSERS), by_type, strict=True):
+            names = re.findall(r"`([^`]+)`", cell)
+            assert names or cell == "–", kind
+            assert set(names) <= set(known), kind
+            assert not named or named in names, kind
+    claimed = re.search(r"more than (\d+) architectures", (PAGE.parents[1] / "README.md").read_text())
+    assert claimed is not None
+    assert int(claimed[1]) < len(SUPPORTED) <= int(claimed[1]) + 10
 
 
 @pytest.mark.parametrize(
