@@ -34,11 +34,11 @@ from tests.engine.torch.harness import (
     submit,
     top_logprobs,
 )
+from tests.model_table import PAGE, read_models
 
 TOKENS = 12
 SHARED = 32
 """Tokens with which two prompts begin."""
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 
 
 def prompts() -> list[list[int]]:
@@ -81,26 +81,20 @@ def test_the_models_made_here_are_of_all_families() -> None:
 
 @pytest.mark.skipif(not PAGE.exists(), reason="an installation without the documentation")
 def test_the_page_says_what_runs_each_model() -> None:
-    rows = re.findall(
-        r"^\| `(\w+)` \| " + r" \| ".join([r"(.*?)"] * 7) + r" \|$", PAGE.read_text(), re.MULTILINE
-    )
-    (_, *head), *rows = rows
-    assert head == ["models", "example", "torch engine", "vLLM", "input", "tool calls", "reasoning"]
-    kinds = [kind for kind, *_ in rows]
-    assert kinds == sorted(set(kinds))
-    assert {kind: name for kind, name, _, runs, *_ in rows if runs.startswith("yes")} == SUPPORTED
-    for kind, _, _, runs, vllm, _, *formats in rows:
+    models = read_models()
+    assert {kind: each.name for kind, each in models.items() if each.torch.startswith("yes")} == SUPPORTED
+    for kind, model in models.items():
         refusal = REFUSED_MODELS.get(kind)
         if refusal is not None:
-            assert runs.removeprefix("no: ") in refusal.why, kind
-            assert refusal.vllm == (vllm == "yes"), kind
+            assert model.torch.removeprefix("no: ") in refusal.why, kind
+            assert refusal.vllm == (model.vllm == "yes"), kind
         else:
-            assert runs == "no" or kind in SUPPORTED, kind
+            assert model.torch == "no" or kind in SUPPORTED, kind
         by_type = MODEL_TYPES.get(kind, ("", ""))
-        for cell, known, named in zip(formats, (TOOL_PARSERS, REASONING_PARSERS), by_type, strict=True):
-            names = re.findall(r"`([^`]+)`", cell)
-            assert names or cell == "–", kind
-            assert set(names) <= set(known), kind
+        for names, known, named in zip(
+            model.formats(), (TOOL_PARSERS, REASONING_PARSERS), by_type, strict=True
+        ):
+            assert names <= set(known), kind
             assert not named or named in names, kind
     claimed = re.search(r"more than (\d+) architectures", (PAGE.parents[1] / "README.md").read_text())
     assert claimed is not None
