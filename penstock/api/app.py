@@ -14,7 +14,7 @@ from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.generate import GenerationRoutes
 from penstock.api.request_spans import EndedRequest, record_of
 from penstock.api.response_socket import ResponseSockets
-from penstock.api.route_patterns import RoutePatterns
+from penstock.api.route_patterns import RoutePatterns, asks_verb
 from penstock.api.routes import adapters, admin
 from penstock.api.routes.count_tokens import CountTokensRoutes
 from penstock.api.routes.debug import gc_route
@@ -34,7 +34,8 @@ from penstock.http.access_keys import OPEN_PATHS, Keys, check_local, is_administ
 from penstock.http.admission import no_engine, send_readiness, unavailable
 from penstock.http.cors import Cors
 from penstock.http.eager import in_task
-from penstock.http.errors import ApiError, encode_json, unknown_route
+from penstock.http.errors import ApiError, encode_json, wrong_method
+from penstock.http.other_routes import unknown_route, without_slash
 from penstock.http.request import MAX_REQUEST_ID, ClientGone, HttpRequest
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.gc_policy import GarbageCollector
@@ -251,6 +252,8 @@ class App:
         route = path
         request.dialect = request.error_shape = self._dialects.get(path)
         if request.dialect is None:
+            if path.endswith("/") and path not in self._routes and not self.models.has_path(path):
+                path = http.path = without_slash(path)  # before any check: it is the same route
             route = self._patterns.route_of(path)
             request.dialect = self._dialects.get(route)
             request.error_shape = request.dialect or self._shapes.get(route) or self._client_api(http)
@@ -272,13 +275,14 @@ class App:
             )
         elif path not in self._page_paths:  # the page asks for the key
             request.tenant = self._keys.check(path, with_query_key(path, http.target, http.fields))
-        return self._route(route, method)
+        return self._route(request, route)
 
     def _client_api(self, http: HttpRequest) -> Dialect | None:
         """The API whose client asks for a route that has none."""
         return next((each for each in self.dialects if each.recognizes(http.path, http.fields)), None)
 
-    def _route(self, path: str, method: str) -> Handler:
+    def _route(self, request: ApiRequest, path: str) -> Handler:
+        method = request.http.method
         methods = self._routes.get(path)
         if methods is None and path.startswith(MODEL_PREFIX):
             methods = {"GET": self.models.model}
@@ -288,20 +292,17 @@ class App:
             methods = self.engines.methods(path)
         if methods is None and path.startswith(adapters.PREFIX):
             methods = self.adapters.methods(path)
-        if methods is None:
+        handler = None if methods is None else methods.get(method)
+        if handler is not None:
+            return handler
+        if methods is None or (method == "POST" and asks_verb(request.http.path)):
             raise unknown_route(
-                path, self._routes.keys() - self._page_paths, lambda route: not is_administrative(route)
+                request.http.path,
+                [route for route in self._routes if route not in self._page_paths],
+                lambda route: not is_administrative(route),
+                request.error_shape.path if request.error_shape is not None else "",
             )
-        handler = methods.get(method)
-        if handler is None:
-            known = sorted(methods.keys() - {"CONNECT"})
-            allowed = " or ".join(known)
-            raise ApiError(
-                405,
-                f"{path} takes {allowed}, not {method}.",
-                headers=[(b"allow", ", ".join(known).encode())],
-            )
-        return handler
+        raise wrong_method(path, method, methods.keys() - {"CONNECT"})
 
     # -- small endpoints
 

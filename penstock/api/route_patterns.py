@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 _OTHER_VERSIONS = {"/v1beta/": "/v1/"}
 """Google's clients call its routes by either; without a verb ``/v1/models`` is OpenAI's."""
+
+_verb = re.compile(r"/v1(?:beta)?/models/.+:[A-Za-z]+", re.DOTALL).fullmatch
+
+
+def asks_verb(path: str) -> bool:
+    """Whether a path that is posted to is of Google's API, with a verb after the name of the model."""
+    return _verb(path) is not None
 
 
 class RoutePatterns:

@@ -86,7 +86,9 @@ class GatewayApp:
         self._recorder.finish(record)
 
     async def __call__(self, http: HttpRequest) -> None:
-        path = http.path = self._intake.routes.route(http.path)
+        path = self._intake.routes.route(http.path)
+        if path is not http.path:
+            http.path, http.target = path, self._intake.routes.target(http.method, path, http.target)
         try:
             if path == "/" and http.method in ("GET", "HEAD"):  # load balancers and Claude Code ask so
                 await http.reply_json(b"{}" if http.method == "GET" else b"")

@@ -19,7 +19,7 @@ from penstock.gateway.control.endpoint_state import endpoint_row
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.http.access_keys import check_local
 from penstock.http.admission import send_readiness, unavailable
-from penstock.http.errors import ApiError, encode_json
+from penstock.http.errors import encode_json, wrong_method
 from penstock.http.request import HttpRequest
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.metrics.gc_policy import GarbageCollector
@@ -94,8 +94,7 @@ class OwnRoutes:
         else:
             check_local(http, unix_socket=None, loopback=self._loopback_administers)
         if http.method not in OWN_METHODS:
-            allowed = [(b"allow", ", ".join(OWN_METHODS).encode())]
-            raise ApiError(405, f"{path} does not take {http.method}.", headers=allowed)
+            raise wrong_method(path, http.method, OWN_METHODS)
         if path == "/metrics":
             await http.reply_json(await self._exposition.get(), kind=CONTENT_TYPE.encode())
         elif path == "/version":
@@ -133,7 +132,7 @@ class OwnRoutes:
         if path in OPERATIONS:
             await self._control.answer(http)
         elif http.method != "POST":
-            raise ApiError(405, f"{path} does not take {http.method}.", headers=[(b"allow", b"POST")])
+            raise wrong_method(path, http.method, ("POST",))
         else:
             asked = self._control.dry_run if path == ROUTE else self._control.endpoints
             await http.reply_json(encode_json(await asked.answer(http)))

@@ -6,11 +6,9 @@ the request field at fault, ``code`` is the HTTP status or a more specific strin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
-
-from penstock.http.other_routes import route_meant
 
 TYPES = {
     400: "BadRequestError",
@@ -105,17 +103,14 @@ def not_served(field: str, allowed: str) -> ApiError:
     return ApiError(400, f"{field} is not supported by this server: {allowed}.", param=field)
 
 
-def unknown_route(path: str, routes: Iterable[str], listed: Callable[[str], bool]) -> ApiError:
-    """404 for a path that is no route. A client's base URL may lack /v1, or have it twice. ``listed``:
-    whether a client that means no known route is told of one."""
-    path = path[:200]
-    known = sorted(routes)
-    meant = [route for route in known if path.rstrip("/").endswith(route) or route.endswith(path)]
-    hint = route_meant(path)
-    if not hint:
-        there = ", ".join(filter(listed, known))
-        hint = f" Did you mean {' or '.join(meant)}?" if meant else f" There are {there}."
-    return ApiError(404, f"No route {path}.{hint}")
+def wrong_method(path: str, method: str, allowed: Iterable[str]) -> ApiError:
+    """405 for a route that takes the ``allowed`` methods."""
+    known = sorted(allowed)
+    return ApiError(
+        405,
+        f"{path} takes {' or '.join(known)}, not {method}.",
+        headers=[(b"allow", ", ".join(known).encode())],
+    )
 
 
 def names_in_error(names: Iterable[str]) -> str:

@@ -55,8 +55,9 @@ def test_files_are_cached_and_take_no_strangers(name: str) -> None:
 
 
 def test_the_root_path_leads_to_the_page() -> None:
-    reply = Reply("/a/llm")
-    assert (reply.status, reply.headers["location"]) == (308, "llm/")
+    for path, location in (("/a/llm", "llm/"), ("/docs/", "../docs")):
+        reply = Reply(path)
+        assert (reply.status, reply.headers["location"]) == (308, location)
 
 
 def test_every_address_is_relative_and_exists() -> None:

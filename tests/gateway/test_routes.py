@@ -35,6 +35,20 @@ def test_no_spelling_of_a_route_gets_around_what_reads_its_body(upstream: Upstre
         assert len(upstream.calls) == before
 
 
+def test_a_slash_at_the_end_is_not_relayed(upstream: Upstream, front: Gateway) -> None:
+    """Many servers answer it with a redirect, which clients do not follow with a POST."""
+    body = {"model": "m", "prompt": "p", "stream": True}
+    for path in ("/v1/completions/", "/v1/embeddings/"):
+        assert front.client.post(path, json=body).is_success
+        assert upstream.calls[-1].path == path.rstrip("/")
+    before = len(upstream.calls)
+    for path in ("/sleep/", "/admin/engines/", "/debug/gc/"):
+        assert front.client.post(path).status_code == 403, path
+    refused = front.client.put("/health/")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, POST")
+    assert len(upstream.calls) == before
+
+
 def test_routes_below_a_prefix_and_further_ones(upstream: Upstream) -> None:
     options = ("--root-path", "/llm", "--allow-route", "POST /abort_request", "/slots/*")
     with gateway(upstream, options=options) as front:

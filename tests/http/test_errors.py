@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.http.errors import ApiError, refused, unknown_model, unknown_route
+from penstock.http.errors import ApiError, refused, unknown_model, wrong_method
 
 
 def test_body_has_the_four_fields_clients_read() -> None:
@@ -38,17 +38,10 @@ def test_refused_names_parameter_and_value() -> None:
     assert refused("too big", "n").param == "n"
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions"])
-def test_an_unknown_route_names_the_one_that_was_meant(path: str) -> None:
-    error = unknown_route(path, ("/health", "/v1/chat/completions"), lambda _: False)
-    assert error.status == 404
-    assert error.message == f"No route {path}. Did you mean /v1/chat/completions?"
-
-
-def test_an_unknown_route_lists_what_there_is() -> None:
-    routes = ("/v1/models", "/health", "/sleep")
-    error = unknown_route("/v1", routes, lambda route: route != "/sleep")
-    assert error.message == "No route /v1. There are /health, /v1/models."
+def test_a_wrong_method_names_those_that_a_route_takes() -> None:
+    error = wrong_method("/ping", "PUT", ("POST", "GET"))
+    assert (error.status, error.message) == (405, "/ping takes GET or POST, not PUT.")
+    assert error.headers == [(b"allow", b"GET, POST")]
 
 
 def test_unknown_model_lists_what_is_served() -> None:

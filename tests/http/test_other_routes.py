@@ -1,4 +1,4 @@
-"""What other servers call the routes with which they are controlled."""
+"""What a client learns that asks for a route that is not served."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ import re
 import pytest
 
 from penstock.api.routes.openapi import openapi_document
-from penstock.http.errors import unknown_route
-from penstock.http.other_routes import OTHER_ROUTES
+from penstock.http.access_keys import is_administrative
+from penstock.http.errors import MAX_MESSAGE
+from penstock.http.other_routes import OTHER_ROUTES, unknown_route
+
+ROUTES = tuple(openapi_document("1", page=False)["paths"])
+
+
+def told(path: str, client: str = "") -> str:
+    """What the message says after the path."""
+    error = unknown_route(path, ROUTES, lambda route: not is_administrative(route), client)
+    assert (error.status, error.code) == (404, 404)
+    assert error.message.startswith(f"No route {path}. ")
+    assert len(error.message) < MAX_MESSAGE * 0.7
+    return error.message.removeprefix(f"No route {path}. ")
 
 
 @pytest.mark.parametrize("path", OTHER_ROUTES)
@@ -26,3 +38,65 @@ def test_who_asks_for_one_is_told() -> None:
         404,
         "No route /continue_generation/. Here it is POST /resume.",
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/models", "/v1/models"),
+        ("/models", "/v1/models or /v1beta/models"),
+        ("/v1beta/openai/chat/completions", "/v1/chat/completions"),
+        ("/v1/engines/davinci/completions", "/v1/completions"),
+        ("/openai/deployments/x/chat/completions", "/v1/chat/completions"),
+        ("/api/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/chat", "/v1/chat/completions"),
+        ("/v1/generate", "/generate"),
+        ("/messages", "/v1/messages"),
+        ("/v1/messages/v1/messages", "/v1/messages"),
+        ("/v1/api/chat", "/api/chat"),
+        ("/tags", "/api/tags"),
+        ("/models/m:generateContent", "/v1beta/models/{model}:generateContent"),
+        ("/v1/metrics", "/metrics"),
+        ("/metric", "/metrics"),
+        ("/v1/sleep", "/sleep"),
+    ],
+)
+def test_the_route_that_was_meant_is_named(path: str, meant: str) -> None:
+    assert told(path).startswith(f"Did you mean {meant}? This server generates text by the APIs of ")
+
+
+@pytest.mark.parametrize(
+    ("path", "client", "api", "first"),
+    [
+        ("/v1/embeddings", "", "OpenAI", "/v1/completions, /v1/responses, /v1/models, /v1/chat/completions,"),
+        ("/v1/audio/transcriptions", "", "OpenAI", "/v1/completions,"),
+        ("/v1/moderations", "", "OpenAI", "/v1/completions,"),
+        ("/v1/conversations", "", "OpenAI", "/v1/completions,"),
+        ("/v1/threads/t/messages", "", "OpenAI", "/v1/completions,"),
+        ("/v1", "", "OpenAI", "/v1/completions,"),
+        ("/anything", "", "OpenAI", "/v1/completions,"),
+        ("/v1/responses/resp_1/x/y", "", "OpenAI", "/v1/responses,"),
+        ("/v1/messages/batches", "", "Anthropic", "/v1/messages, /v1/messages/count_tokens;"),
+        ("/v1/files", "/v1/messages", "Anthropic", "/v1/messages, /v1/messages/count_tokens;"),
+        ("/v1/complete", "/v1/messages", "Anthropic", "/v1/messages, /v1/messages/count_tokens;"),
+        ("/api/embed", "", "Ollama", "/api/"),
+        ("/api/pull", "", "Ollama", "/api/"),
+        ("/v1beta/models/m:embedContent", "", "Gemini", "/v1beta/models,"),
+        ("/v1/models/m:embedContent", "/v1beta/models/{model}:generateContent", "Gemini", "/v1beta/models,"),
+    ],
+)
+def test_others_learn_what_is_served_of_their_api(path: str, client: str, api: str, first: str) -> None:
+    start = f"This server generates text by the APIs of Anthropic, Gemini, Ollama, OpenAI; of {api}'s it has "
+    told_there = told(path, client)
+    assert told_there.startswith(start + first)
+    assert told_there.endswith("; GET /openapi.json lists all routes.")
+    assert not any(is_administrative(route) for route in re.findall(r"/[^\s,;]+", told_there))
+
+
+def test_long_paths_cost_no_more() -> None:
+    error = unknown_route("/v1/x" * 10_000, ROUTES, lambda route: True)
+    assert len(error.message) < MAX_MESSAGE

@@ -102,7 +102,7 @@ def test_a_key_on_the_command_line_is_warned_of(tmp_path: Path) -> None:
             pytest.raises(openai.AuthenticationError, match="is not valid"),
         ):
             client.models.list()
-        for path in ("/", "/docs", "/page/main.js"):
+        for path in ("/", "/docs", "/docs/", "/page/main.js"):
             assert server.get(path).status_code == 401
             assert server.get(path, authorization="Bearer topsecret").status_code == 404
         shown = [part for process in processes(server) for part in process.cmdline()]

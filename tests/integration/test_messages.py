@@ -71,9 +71,9 @@ def test_errors_of_other_apis_keep_their_shape(client: httpx.Client) -> None:
     ("path", "headers", "status"),
     [
         ("/api/embed", {}, None),
-        ("/v1beta/models/m:embedContent", {}, "INVALID_ARGUMENT"),
+        ("/v1beta/models/m:embedContent", {}, "NOT_FOUND"),
         ("/v1beta/cachedContents", {"x-goog-api-key": "k"}, "NOT_FOUND"),
-        ("/v1/models/m:batchEmbedContents", {"x-goog-api-key": "k"}, "INVALID_ARGUMENT"),
+        ("/v1/models/m:batchEmbedContents", {"x-goog-api-key": "k"}, "NOT_FOUND"),
     ],
 )
 def test_clients_of_other_apis_read_errors_of_routes_that_are_not_served(
@@ -82,8 +82,29 @@ def test_clients_of_other_apis_read_errors_of_routes_that_are_not_served(
     error = client.post(path, json={}, headers=headers).json()["error"]
     if status is None:
         assert error.startswith(f"No route {path}.")
+        assert "of Ollama's it has /api/" in error
     else:
         assert (error["status"], error.keys()) == (status, {"code", "message", "status"})
+        assert "of Gemini's it has /v1beta/models" in error["message"]
+
+
+def test_a_slash_at_the_end_of_a_route_makes_no_other_one(client: httpx.Client) -> None:
+    assert client.post("/v1/messages/", json=BODY).json()["type"] == "message"
+    assert client.post("/v1/chat/completions//", json=BODY).json()["object"] == "chat.completion"
+    google = {"x-goog-api-key": "secret"}
+    content = {"contents": [{"parts": [{"text": "a"}]}]}
+    assert client.post("/v1beta/models/m:generateContent/", json=content, headers=google).is_success
+    assert client.get("/v1/models/").json() == client.get("/v1/models").json()
+    assert client.get("/v1/models/m/").json()["id"] == "m"
+    assert client.post("/tokenize/", json={"prompt": "a"}).is_success
+    assert client.head("/ready/").is_success
+    wrong = {"x-api-key": "wrong"}
+    assert client.get("/health/", headers=wrong).is_success
+    for path in ("/v1/models/", "/metrics/", "/admin/engines/", "/v1/nothing/"):
+        assert client.get(path, headers=wrong).status_code == 401, path
+    refused = client.put("/v1/messages/")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+    assert refused.json()["error"]["message"] == "/v1/messages takes POST, not PUT."
 
 
 def test_the_list_of_models_has_the_shape_that_is_asked_for(client: httpx.Client) -> None:

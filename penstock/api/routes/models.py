@@ -77,6 +77,10 @@ class ModelRoutes:
             shown = model_entry(card) if VERSION_HEADER in request.http.fields else card
         await request.http.reply_json(encode_json(shown))
 
+    def has_path(self, path: str) -> bool:
+        """Whether the path is that of a model whose name ends with a slash, as a directory's may."""
+        return path.startswith(MODEL_PREFIX) and path[len(MODEL_PREFIX) :] in self._cards
+
     def _card(self, name: str) -> dict[str, Any]:
         """The card of a model by any of its names. Raises ApiError."""
         return {**self._cards[self._processor.served_name(name)], "id": name}

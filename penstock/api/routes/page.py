@@ -77,15 +77,15 @@ class Page:
         self._root = root_path
         self._files = {FILES_PREFIX + path.name: _File(path) for path in static_files()}
         self._index = _File(STATIC / INDEX)
-        self.paths = frozenset({"/", "/docs", *self._files, *([root_path] if root_path else [])})
+        self.paths = frozenset({"/", "/docs", "/docs/", *self._files, *([root_path] if root_path else [])})
 
     async def answer(self, http: HttpRequest) -> None:
         """Answer a request for one of ``paths``."""
         path = http.path
         if path == "/":
             await self._home(http)
-        elif path == self._root:
-            location = path.rpartition("/")[2].encode() + b"/"
+        elif path in (self._root, "/docs/"):  # what the page loads has relative paths
+            location = b"../docs" if path == "/docs/" else path.rpartition("/")[2].encode() + b"/"
             await http.reply_json(b"{}", status=308, headers=[(b"location", location)])
         else:
             await self._files.get(path, self._index).reply(http)

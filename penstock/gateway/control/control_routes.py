@@ -21,7 +21,7 @@ from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.workers.control_calls import ControlCall, ControlEnd
 from penstock.gateway.workers.shared_controls import KeeperSilent, SharedControls
 from penstock.http.admission import unavailable
-from penstock.http.errors import ApiError, encode_json, names_in_error
+from penstock.http.errors import ApiError, encode_json, names_in_error, wrong_method
 from penstock.http.operation_options import (
     idempotency_key,
     read_parameter_body,
@@ -117,8 +117,7 @@ class ControlRoutes:
         """Answer a request for one of OPERATIONS by an administrator. Raises ApiError."""
         operation = OPERATIONS[http.path]
         if http.method != operation.method:
-            allowed = [(b"allow", operation.method.encode())]
-            raise ApiError(405, f"{http.path} does not take {http.method}.", headers=allowed)
+            raise wrong_method(http.path, http.method, (operation.method,))
         if len(self._running) >= MAX_RUNNING:
             raise unavailable(f"{MAX_RUNNING} calls run already.", "too_many_calls")
         body = b""

@@ -218,7 +218,7 @@ class ProcessorStream:
                 raw or None,
                 session=intake.session_in(headers),
                 relayed_headers=intake.relayed_headers(headers, generates=generates),
-                target=self._names.get(b":path", b""),
+                target=intake.routes.target(record.method, record.path, self._names.get(b":path", b"")),
                 subset=self._subset,
             )
             router = requests.relay.router

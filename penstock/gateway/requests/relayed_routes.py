@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from penstock.gateway.requests.gemini_path import COUNT, verb_route
 from penstock.gateway.requests.request_body import GENERATION_PATHS
 from penstock.http.errors import ApiError
-from penstock.http.other_routes import route_meant
+from penstock.http.other_routes import nearest_routes, route_meant
 
 _V1_FAMILIES = frozenset(
     {
@@ -157,9 +157,12 @@ class RelayedRoutes:
     def check_route(self, method: str, route: str) -> None:
         """Refuse a request that no endpoint is to get. ``route`` is :meth:`route`'s. Raises ApiError."""
         if not self._is_relayed(method, route):
+            meant = route_meant(route)
+            if not meant and (near := nearest_routes(route, sorted(GENERATION_PATHS))):
+                meant = f" Did you mean {' or '.join(near)}?"
             raise ApiError(
                 403,
-                f"The gateway does not relay {method} {route[:200]}.{route_meant(route)} "
+                f"The gateway does not relay {method} {route[:200]}.{meant} "
                 "It relays only inference routes such as POST /v1/chat/completions, GET /v1/models, and "
                 "those of --allow-route. Routes that administer or show one model server are for those who "
                 "can reach it directly; those of the gateway itself, as /admin/endpoints/drain, need its "
@@ -168,6 +171,15 @@ class RelayedRoutes:
                 code="administrative",
             )
 
+    def target(self, method: str, route: str, target: bytes) -> bytes:
+        """The ``target`` of a request for ``route``, as endpoints get it: without a slash at the end of its
+        path, which some of them answer with a redirect. Whether it belongs to the name of a route that is
+        ``allowed`` besides, the client knows."""
+        path, mark, query = target.partition(b"?")
+        if not path.endswith(b"/") or not self._is_known(method, route):
+            return target
+        return (path.rstrip(b"/") or b"/") + mark + query
+
     def allows(self, method: str, route: str) -> bool:
         """Whether the route is one of those that are ``allowed`` besides."""
         if (method, route) in self._exact or ("", route) in self._exact:
@@ -175,13 +187,19 @@ class RelayedRoutes:
         return any(given in ("", method) and route.startswith(path) for given, path in self._below)
 
     def _is_relayed(self, method: str, route: str) -> bool:
+        if self._is_known(method, route):
+            return True
+        return route.startswith("/") and not _UNCLEAR.search(route) and self.allows(method, route)
+
+    @staticmethod
+    def _is_known(method: str, route: str) -> bool:
         if route in GENERATION_PATHS or route in INFERENCE_ROUTES or route in _OTHER_ROUTES:
             return method in _INFERRING
         if route in _READ_ROUTES and (method in _READING or route == "/ping"):
             return True
         if not route.startswith("/") or _UNCLEAR.search(route):
             return False
-        if self.allows(method, route) or (method in _READING and route.startswith("/v1beta/models/")):
+        if method in _READING and route.startswith("/v1beta/models/"):
             return True
         _, root, family, *_ = f"{route}//".split("/", 3)
         if root != "v1" or method not in _INFERRING | {"DELETE"}:

@@ -177,6 +177,32 @@ def test_the_route_that_servers_may_take_a_path_for(path: str, route: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("method", "target", "relayed"),
+    [
+        ("POST", b"/v1/completions/?a=/", b"/v1/completions?a=/"),
+        ("POST", b"/llm//v1/chat/completions//", b"/llm//v1/chat/completions"),
+        ("GET", b"/v1/models/org%2Fm/", b"/v1/models/org%2Fm"),
+        ("POST", b"/v1beta/models/m:generateContent/?alt=sse", b"/v1beta/models/m:generateContent?alt=sse"),
+        ("POST", b"/v1/embeddings?q=/", b"/v1/embeddings?q=/"),
+        ("GET", b"/files/", b"/files/"),
+    ],
+)
+def test_endpoints_get_the_path_without_its_slash(method: str, target: bytes, relayed: bytes) -> None:
+    """What --allow-route names besides may need it."""
+    routes = RelayedRoutes(["/*"], root_path="/llm")
+    route = routes.route(unquote(target.partition(b"?")[0].decode()))
+    assert routes.target(method, route, target) == relayed
+
+
+@pytest.mark.parametrize(
+    "path", ["/chat/completions", "/v1/v1/chat/completions/", "/openai/chat/completions"]
+)
+def test_a_refusal_names_the_route_that_was_meant(path: str) -> None:
+    with pytest.raises(ApiError, match=r"Did you mean /v1/chat/completions\?"):
+        check(RelayedRoutes(), "POST", path)
+
+
+@pytest.mark.parametrize(
     ("allowed", "relayed", "refused"),
     [
         ("/abort_request", ["POST /abort_request", "GET /abort_request/"], ["POST /abort_request/x"]),
