@@ -35,6 +35,10 @@ class Unsupported(msgspec.Struct, frozen=True):
     why: str
     with_any_engine: bool = False
     """Whether the reason holds with vLLM's engine as well, so that the flag goes nowhere."""
+    granted: tuple[str, ...] = ()
+    """Values that ask for what is here anyway; they are accepted."""
+    ends: bool = False
+    """Whether other values ask for another kind of server, so that no command line does what was meant."""
 
 
 Advice = MappedFlag | IgnoredFlag | EngineFlag | Unsupported

@@ -214,6 +214,8 @@ class Review:
         self._coordinator: dict[str, str] = {}
         self._moves = False
         self._leaves_out = False
+        self._ends = False
+        """Whether another kind of server was asked for, so that there is no line to write."""
         self._of_nodes = False
         """Whether one engine is spread over hosts."""
         # What vLLM's engine takes, on the command line and in files; of use if one of them must move there.
@@ -245,7 +247,9 @@ class Review:
             text += "\nIn the file:" + ("\n  engine: vllm" if self._engine != "vllm" else "")
             text += f"\n  engine-args: {json.dumps(self._keys)}"
         moves = self._moves and bool(self._behind)
-        if (self._renamed or self._coordinator or self._model or moves or self._leaves_out) and not nodes:
+        if (self._renamed or self._coordinator or self._model or moves or self._leaves_out) and not (
+            nodes or self._ends
+        ):
             text += f"\nWrite: {self._corrected(program, argv, options)}"
         return ConfigError(text)
 
@@ -295,7 +299,10 @@ class Review:
             self._move(each, advice)
         elif each.is_default:
             self.notes.append(f"note: {each} has no effect: it is {flag.server}'s default")
+        elif isinstance(advice, Unsupported) and advice.granted and {*each.values} <= {*advice.granted}:
+            self.notes.append(f"note: {each} has no effect: models generate text here")
         elif isinstance(advice, Unsupported) and advice.with_any_engine:
+            self._ends = self._ends or advice.ends
             self._leave_out(each, _reason(advice))
         elif flag.engine:
             (self._keys if each.origin.source == "file" else self._behind).extend(each.tokens)

@@ -17,6 +17,7 @@ _DOCS = "--no-web-page switches the page off; the API's description needs a key 
 _NO_TEXTS = "requests and replies are not logged; --access-log all logs one line for each"
 _TEXT_ONLY = "Penstock serves text only"
 _GENERATES = "Penstock serves models that generate text; use vLLM's own server"
+_EMBEDS = Unsupported(_GENERATES, with_any_engine=True, granted=("auto", "generate", "none"), ends=True)
 _SPECULATIVE = (
     "for vLLM's methods ngram, suffix and draft_model it has --speculative-method ngram, suffix and draft, "
     "with --speculative-tokens and --draft-model; other methods are vLLM's alone"
@@ -97,9 +98,9 @@ ADVICE: dict[str, Advice] = {
     "--disable-fastapi-docs": Unsupported(_DOCS),
     "--enable-flash-late-interaction": Unsupported(_GENERATES, with_any_engine=True),
     "--tokenizer-mode": Unsupported("there is one tokenizer, tokenizer.json"),
-    "--runner": Unsupported(_GENERATES, with_any_engine=True),
-    "--convert": Unsupported(_GENERATES, with_any_engine=True),
-    "--pooler-config": Unsupported(_GENERATES, with_any_engine=True),
+    "--runner": _EMBEDS,
+    "--convert": _EMBEDS,
+    "--pooler-config": _EMBEDS,
     "--quantization": Unsupported("it has no quantized models"),
     "--kv-cache-dtype": Unsupported("its KV cache has the type of the weights, --dtype"),
     "--tensor-parallel-size": Unsupported("it runs on one device; --data-parallel-size starts several"),
@@ -147,7 +148,7 @@ EARLIER: dict[str, tuple[str, Advice]] = {
     "--cuda-graph-sizes": ("+", IgnoredFlag("the torch engine decides what it records as CUDA graphs")),
     "--worker-use-ray": ("0", MappedFlag("--data-parallel-backend ray")),
     "--engine-use-ray": ("0", MappedFlag("--data-parallel-backend ray")),
-    "--task": ("1", Unsupported(_GENERATES)),
+    "--task": ("1", _EMBEDS),
     "--rope-scaling": ("1", EngineFlag("--hf-overrides.rope_parameters")),
     "--rope-theta": ("1", EngineFlag("--hf-overrides.rope_parameters.rope_theta")),
     "--tool-call-parser-plugin": ("1", Unsupported("--tool-call-parser has the formats that are served")),
@@ -155,7 +156,7 @@ EARLIER: dict[str, tuple[str, Advice]] = {
     "--enable-lora-bias": ("0", Unsupported("adapters have no biases")),
     "--long-lora-scaling-factors": ("+", Unsupported("adapters do not change the context length")),
     "--num-lookahead-slots": ("1", Unsupported("the scheduler reserves what drafts need")),
-    "--override-pooler-config": ("1", Unsupported(_GENERATES)),
+    "--override-pooler-config": ("1", _EMBEDS),
     "--qlora-adapter-name-or-path": ("1", Unsupported("adapters are those of --lora-modules")),
     "--enable-prompt-adapter": ("0", Unsupported("there are no prompt adapters")),
     "--prompt-adapters": ("+", Unsupported("there are no prompt adapters")),
