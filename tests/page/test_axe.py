@@ -18,7 +18,10 @@ RUN = """
 () => axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations.map(
   (rule) => `${rule.id}: ${rule.nodes.map((node) => `${node.target} ${node.failureSummary}`).join("; ")}`))
 """
-REPLY = """# Title
+REPLY = """#### Deep
+# Title
+### Skipped a level
+- ###### In a list
 [link](https://example.org) and [no link](/v1/models), *text* `code`
 
 | a | b |

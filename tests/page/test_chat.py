@@ -143,6 +143,17 @@ def test_conversations_are_kept_opened_renamed_and_deleted(visit: Visit) -> None
     visit.page.click("#conversations >> text=Delete")
     visit.wait_for(".greeting")
     assert titles(visit) == ["second one"]
+    visit.page.click("#history-note >> text=Undo")
+    visit.wait_for(".message.user .body", "first one")
+    assert titles(visit) == [HOSTILE[:80].strip(), "second one"]
+    visit.page.click("#conversations [aria-label='More: second one']")
+    visit.page.click("#conversations [aria-label='Delete: second one']")
+    assert titles(visit) == [HOSTILE[:80].strip()]
+    assert visit.find(".message.user .body").inner_text() == "first one"
+    visit.page.keyboard.press("Enter")  # Undo has the focus
+    assert titles(visit) == ["second one", HOSTILE[:80].strip()]
+    visit.page.click("#conversations >> text=Delete")
+    assert titles(visit) == ["second one"]
     visit.page.unroute(f"**{CHAT}")
     visit.ask("Go on for long.", max_tokens=1500)
     visit.wait_for_text()
@@ -202,6 +213,64 @@ def test_an_export_is_read_again(visit: Visit, tmp_path: Path) -> None:
     files["JSON"].write_text('{"messages": [{"role": "king"}]}')
     visit.page.set_input_files("#history-file", files["JSON"])
     visit.wait_for("#history-note", 'messages[0].role is "king", allowed are user, assistant')
+
+
+def test_a_hostile_file_is_refused_or_cut(visit: Visit, tmp_path: Path) -> None:
+    file = tmp_path / "f.json"
+    for text, problem in {
+        '{"messages": [null]}': "messages[0].role is undefined",
+        json.dumps({"messages": [{"role": ["x" * 100_000]}]}): 'messages[0].role is ["xxx',
+        '{"messages": {"length": 1e9}}': "messages is not a list",
+        " " * 8_000_001: "more than 8 MB",
+    }.items():
+        file.write_text(text)
+        visit.page.set_input_files("#history-file", file)
+        assert len(visit.wait_for("#history-note", problem).inner_text()) < 300
+    messages = [{"role": "assistant", "content": "a", "__proto__": {"x": 1}, "tool_calls": [None, 1]}]
+    file.write_text(json.dumps({"title": "t" * 5_000_000, "messages": messages}))
+    visit.page.set_input_files("#history-file", file)
+    visit.wait_for("#conversations .title", "tttt")
+    assert titles(visit) == ["t" * 80]
+    visit.page.reload()
+    visit.wait_for(".message.assistant .body", "a")
+
+
+def test_tool_calls_are_bounded(visit: Visit) -> None:
+    visit.wait_ready()
+    call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+    visit.stream(CHAT, delta(tool_calls=[call | {"index": index} for index in (1_000_000, "__proto__")]))
+    visit.ask("one")
+    visit.wait_for(".tool-results")
+    visit.page.reload()
+    assert visit.wait_for(".tool-results").locator("textarea").count() == 2
+    assert visit.page.evaluate("[[].name, {}.name, [].id]") == [None, None, None]
+    visit.wait_ready()
+    visit.page.unroute(f"**{CHAT}")
+    visit.stream(CHAT, delta(tool_calls=[call | {"index": index} for index in range(129)]))
+    visit.page.click("text=Regenerate")
+    visit.wait_for(".problem.error", "The reply has more than 128 tool calls.")
+
+
+def test_two_tabs_with_one_conversation(visit: Visit) -> None:
+    visit.wait_ready()
+    visit.stream(CHAT, delta(content="yes"))
+    visit.ask("one")
+    visit.wait_for(".after button")
+    page = visit.page
+    other = page.context.new_page()
+    other.goto(visit.url)
+    other.locator("#conversations .title").click()
+    other.click("#conversations >> text=Rename")
+    other.fill("#conversations input", "half a ti")
+    visit.ask("two")
+    page.wait_for_function("() => document.querySelectorAll('.stats:not([hidden])').length === 2")
+    other.wait_for_function("() => document.querySelectorAll('.message').length === 4")
+    assert other.input_value("#conversations input") == "half a ti"
+    other.press("#conversations input", "Enter")
+    visit.wait_for("#conversations .title", "half a ti")
+    visit.ask("three")
+    page.wait_for_function("() => document.querySelectorAll('.stats:not([hidden])').length === 3")
+    assert titles(visit) == ["half a ti"]
 
 
 KEEP = """

@@ -103,6 +103,7 @@ window.short = (node) => {
   const start = node.tagName === "OL" ? `${name} start=${node.start}` : name;
   return `<${start}>${inside}` + (OPEN.includes(node.tagName) ? "" : `</${name}>`);
 };
+window.LiveMarkdown = LiveMarkdown;
 window.whole = (text) => short(markdown(text));
 window.grown = (pieces) => {
   const body = document.createElement("div");
@@ -139,6 +140,50 @@ def test_a_text_that_grows_is_shown_as_the_whole(harness: Visit) -> None:
         assert harness.page.evaluate("grown", pieces) is None
     for text in SHOWN:
         assert harness.page.evaluate("grown", list(text)) is None
+
+
+GROWING = {
+    "list": ("", "- item **{}** `code`\n"),
+    "loose list": ("", "1. item {}\n\n   more\n\n"),
+    "list in a list": ("- [x] outer\n", "  - item {}\n"),
+    "list in a quote": ("", "> - item {}\n"),
+    "table": ("|a|b|\n|-|-|\n", "| **{}** | `code` |\n"),
+    "paragraphs": ("", "item {}\n\n"),
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_what_is_made_again_does_not_grow_with_the_text(harness: Visit, name: str) -> None:
+    """A long block has another item at its end: elements are made for the last ones alone."""
+    start, item = GROWING[name]
+    text = start + "".join(item.format(number) for number in range(500))
+    made, same = harness.page.evaluate(
+        """([text, more]) => {
+          const node = document.createElement("div");
+          const live = new LiveMarkdown(node);
+          live.show(text);
+          const real = document.createElement;
+          let made = 0;
+          document.createElement = (tag) => { made += 1; return real.call(document, tag); };
+          live.show(text + more);
+          document.createElement = real;
+          return [made, node.innerHTML === grow(real.call(document, "div"), text + more).innerHTML];
+        }""",
+        [text, item.format("last")],
+    )
+    assert same
+    assert 0 < made < 30
+
+
+def test_headings_have_levels_without_gaps(harness: Visit) -> None:
+    text = "### a\n# b\n#### c\n- ###### d\n## e\n"
+    levels = harness.page.evaluate(
+        """(text) => [...grow(document.createElement("div"), text).querySelectorAll("h3")]
+          .map((node) => node.textContent + node.getAttribute("aria-level"))""",
+        text,
+    )
+    assert levels == ["a3", "b3", "c4", "d5", "e4"]
+    assert harness.page.evaluate("grown", list(text)) is None
 
 
 LONG: dict[str, str] = {

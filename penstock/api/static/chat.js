@@ -4,7 +4,7 @@ import { Conversation, addEvent } from "./conversation.js";
 import { byId, make, notify, setChildren } from "./dom.js";
 import { asJson, asMarkdown, fromJson } from "./exports.js";
 import { fleet, onFleet } from "./fleet.js";
-import { forget } from "./history.js";
+import { forget, onKept } from "./history.js";
 import { HistoryView } from "./history_view.js";
 import { errorOf, events, jsonBody, onKey, send } from "./http.js";
 import { askForKey } from "./key.js";
@@ -61,6 +61,7 @@ export function startChat() {
   addEventListener("pageshow", () => { leaving = false; }); // it was kept by the browser
   onKey(() => { models = null; });
   onFleet(refresh);
+  onKept(follow);
   history = new HistoryView({
     current: () => conversation,
     open,
@@ -68,12 +69,7 @@ export function startChat() {
       const messages = (id === conversation.id ? conversation : new Conversation(id)).forFile(system());
       return { md: asMarkdown(title, messages), json: asJson(title, messages) };
     },
-    renamed: (id, title) => { if (title && id === conversation.id) conversation.title = title; },
-    remove: (id) => {
-      conversation.messages = []; // a reply that streams is not kept
-      forget(id);
-      open(null);
-    },
+    remove,
     import: imported,
   });
   conversation.open();
@@ -116,6 +112,36 @@ function open(id, messages = undefined, title = undefined) {
   showAll();
   history.show();
   prompt.focus();
+}
+
+/** Shows what another tab added to the open conversation, once that is complete: the next message is to follow it. */
+function follow(id) {
+  if (id !== conversation.id || running || conversation.deleted || log.querySelector(".editor")) return;
+  const told = new Conversation(id);
+  if (told.messages.at(-1)?.state === "interrupted") return;
+  conversation = told;
+  showAll();
+}
+
+/** Deletes a conversation, and offers to take that back. */
+function remove(id) {
+  const mine = id === conversation.id ? conversation : new Conversation(id);
+  const opened = mine === conversation;
+  mine.deleted = true; // a reply that streams is not kept
+  forget(id);
+  if (opened) open(null);
+  else history.show();
+  const undo = make("button", { type: "button", class: "quiet", text: "Undo" });
+  undo.addEventListener("click", () => {
+    mine.deleted = false;
+    kept(mine);
+    notify(byId("history-note"), "");
+    if (opened && !running) open(id);
+    else prompt.focus();
+  });
+  notify(byId("history-note"), `Deleted: ${mine.title} `);
+  byId("history-note").append(undo);
+  undo.focus();
 }
 
 /** Opens what was exported as a conversation of its own. */

@@ -3,6 +3,9 @@
 import { keep, keptList, keptMessages, newId, shortTitle } from "./history.js";
 import { load, save } from "./session.js";
 
+/** Tool calls of a reply, whose numbers are the server's. */
+const MAX_CALLS = 128;
+
 /**
  * A message. `role`: user, assistant or tool. An assistant's has `state` (streaming, done, stopped, interrupted,
  * failed), `reasoning`, `calls` (tool calls), `error`, `stats` and `finish`; a tool's has `callId`.
@@ -13,8 +16,11 @@ export class Conversation {
     this.id = id ?? newId();
     this.title = title;
     this.messages = Array.isArray(messages) ? messages.filter((message) => typeof message?.text === "string") : [];
+    /** A deleted one is not kept, whatever is added to it. */
+    this.deleted = false;
     for (const message of this.messages) {
       if (message.state === "streaming") message.state = "interrupted";
+      if (message.role === "assistant") message.calls = Array.isArray(message.calls) ? message.calls.filter(isCall) : [];
     }
   }
 
@@ -30,7 +36,7 @@ export class Conversation {
 
   /** Keeps it, once it has messages. Returns whether there was room, and how many others were dropped. */
   save() {
-    if (!this.messages.length) return { kept: true, dropped: 0 };
+    if (!this.messages.length || this.deleted) return { kept: true, dropped: 0 };
     this.title ||= shortTitle(this.messages[0].text) || "Conversation";
     return keep(this);
   }
@@ -82,7 +88,7 @@ function messageOf(message) {
   if (message.role === "tool") return { role: "tool", tool_call_id: message.callId, content: message.text };
   if (message.role === "user") return { role: "user", content: message.text };
   if (!message.calls.length) return { role: "assistant", content: message.text };
-  const calls = message.calls.filter(Boolean).map((call) => ({
+  const calls = message.calls.map((call) => ({
     id: call.id, type: "function", function: { name: call.name, arguments: call.arguments },
   }));
   return { role: "assistant", content: message.text || null, tool_calls: calls };
@@ -103,8 +109,15 @@ export function addEvent(reply, event) {
   return Boolean(text || reasoning || delta.tool_calls?.length);
 }
 
+const isCall = (call) => [call?.id, call?.name, call?.arguments].every((each) => typeof each === "string");
+
+/** Adds a part of a call to those of a reply. Throws an Error for one too many. */
 function addCall(calls, part) {
-  const call = calls[part.index] ??= { id: "", name: "", arguments: "" };
+  let call = calls.find(({ index }) => index === part.index);
+  if (!call) {
+    if (calls.length === MAX_CALLS) throw new Error(`The reply has more than ${MAX_CALLS} tool calls.`);
+    calls.push(call = { index: part.index, id: "", name: "", arguments: "" });
+  }
   call.id = part.id ?? call.id;
   call.name += part.function?.name ?? "";
   call.arguments += part.function?.arguments ?? "";

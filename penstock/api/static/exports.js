@@ -1,5 +1,7 @@
 // A conversation as a file: Markdown to read, JSON with the messages of the chat API and its reasoning to read again.
 
+import { shortTitle } from "./history.js";
+
 const WHO = { user: "You", assistant: "Model", tool: "Tool result", system: "System" };
 const ROLES = Object.keys(WHO);
 
@@ -19,8 +21,9 @@ export const asJson = (title, messages) => `${JSON.stringify({ title, messages }
 export function fromJson(text) {
   const { title, messages } = JSON.parse(text) ?? {};
   if (!Array.isArray(messages)) throw new Error("messages is not a list");
-  const read = messages.map(({ role, content, reasoning, tool_calls: calls, tool_call_id: callId }, index) => {
-    if (!ROLES.includes(role)) throw new Error(`messages[${index}].role is ${JSON.stringify(role)}, allowed are ${ROLES.join(", ")}`);
+  const read = messages.map((message, index) => {
+    const { role, content, reasoning, tool_calls: calls, tool_call_id: callId } = message ?? {};
+    if (!ROLES.includes(role)) throw new Error(`messages[${index}].role is ${JSON.stringify(role)?.slice(0, 80)}, allowed are ${ROLES.join(", ")}`);
     if (typeof (content ?? "") !== "string") throw new Error(`messages[${index}].content is not a text`);
     if (role !== "assistant") return { role, text: content ?? "", ...(callId && { callId: String(callId) }) };
     const read = (Array.isArray(calls) ? calls : []).map((call) => ({
@@ -29,5 +32,5 @@ export function fromJson(text) {
     return { role, text: content ?? "", reasoning: String(reasoning ?? ""), calls: read, state: "done", error: "", stats: {}, finish: null };
   });
   const system = read.filter((message) => message.role === "system").map((message) => message.text).join("\n");
-  return { title: typeof title === "string" ? title : "", system, messages: read.filter((message) => message.role !== "system") };
+  return { title: typeof title === "string" ? shortTitle(title) : "", system, messages: read.filter((message) => message.role !== "system") };
 }

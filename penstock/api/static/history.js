@@ -9,9 +9,15 @@ const MAX_TITLE = 80;
 const PREFIX = `penstock:${new URL(".", document.baseURI).pathname}:`;
 
 const listeners = new Set();
+const followers = new Set();
 /** Calls a function when the list has changed, in any tab. */
 export const onHistory = (listener) => listeners.add(listener);
-addEventListener("storage", (event) => { if (event.key === null || event.key === `${PREFIX}list`) tell(); });
+/** Calls a function with the id of each conversation that another tab keeps. */
+export const onKept = (follower) => followers.add(follower);
+addEventListener("storage", ({ key, newValue }) => {
+  if (key === null || key === `${PREFIX}list`) tell();
+  else if (newValue !== null && key.startsWith(PREFIX)) for (const follower of followers) follower(key.slice(PREFIX.length));
+});
 
 function tell() {
   for (const listener of listeners) listener();
@@ -55,14 +61,14 @@ export const newId = () => `${Date.now().toString(36)}-${Math.random().toString(
 
 export const shortTitle = (text) => text.trim().replace(/\s+/g, " ").slice(0, MAX_TITLE);
 
-/** Keeps a conversation. Returns whether there was room, and how many others it took the room of. */
+/** Keeps a conversation, with the title that any tab gave it. Returns whether there was room, and how many others left for it. */
 export function keep({ id, title, messages }) {
   const text = JSON.stringify(messages);
   const list = keptList();
   const before = list.find((each) => each.id === id);
   const others = list.filter((each) => each.id !== id);
   if (text.length > MAX_CHARACTERS) return { kept: false, dropped: 0 };
-  const entry = { id, title, size: text.length, changed: Date.now() };
+  const entry = { id, title: before?.title ?? title, size: text.length, changed: Date.now() };
   let room = MAX_CHARACTERS - text.length;
   let fitting = 0;
   while (fitting < others.length && fitting < MAX_CONVERSATIONS - 1 && others[fitting].size <= room) room -= others[fitting++].size;
@@ -77,7 +83,7 @@ export function keep({ id, title, messages }) {
     dropLast();
   }
   put("list", JSON.stringify([entry, ...others]));
-  if (dropped || list[0]?.id !== id || before?.title !== title) tell();
+  if (dropped || list[0]?.id !== id) tell();
   return { kept: true, dropped };
 }
 

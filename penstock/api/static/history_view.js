@@ -7,9 +7,9 @@ import { keptList, onHistory, rename, shortTitle } from "./history.js";
 const MAX_FILE = 8_000_000;
 
 /**
- * `actions`: `current()` is the open conversation, `open(id)` opens one, null a new one; `remove(id)` deletes the open one;
- * `renamed(id, title)` hears of its title; `exported(id, title)` is one as {md, json}; `import(text)` opens one from a file, and
- * throws an Error that says what is wrong with it.
+ * `actions`: `current()` is the open conversation, `open(id)` opens one, null a new one; `remove(id)` deletes one;
+ * `exported(id, title)` is one as {md, json}; `import(text)` opens one from a file, and throws an Error that says what is
+ * wrong with it.
  */
 export class HistoryView {
   constructor(actions) {
@@ -17,6 +17,8 @@ export class HistoryView {
     this.list = byId("conversations");
     /** The conversation whose title is being edited. */
     this.renamed = null;
+    /** The one, beside the open one, whose buttons are shown. */
+    this.unfolded = null;
     byId("history-new").addEventListener("click", () => actions.open(null));
     byId("history-import").addEventListener("click", () => byId("history-file").click());
     byId("history-file").addEventListener("change", (event) => this.read(event.target));
@@ -24,6 +26,7 @@ export class HistoryView {
   }
 
   show() {
+    if (this.renamed !== null && this.list.querySelector("input")) return; // it keeps what is typed; its end shows the list
     const current = this.actions.current().id;
     const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
     const kept = keptList();
@@ -37,13 +40,22 @@ export class HistoryView {
     if (this.renamed === id) return make("li", {}, this.renaming(id, title));
     const button = (text, action) => make("button", { type: "button", class: "quiet", text, "data-focus": `${id} ${text}`, "aria-label": `${text}: ${title}`, onclick: action });
     const open = make("button", { type: "button", class: "quiet title", text: title, title, "aria-current": current ? "true" : null, "data-focus": id, onclick: () => this.actions.open(id) });
-    if (!current) return make("li", {}, open);
+    const more = make("button", { type: "button", class: "quiet more", text: "⋯", title: "More", "data-focus": `${id} more`, "aria-label": `More: ${title}`, "aria-expanded": String(this.unfolded === id), onclick: () => this.unfold(id) });
+    if (!current && this.unfolded !== id) return make("li", {}, open, more);
     const exported = (kind, type) => () => download(`${shortTitle(title).replace(/[^\p{L}\p{N} _-]/gu, "") || "conversation"}.${kind}`, type, this.actions.exported(id, title)[kind]);
-    return make("li", {}, open, make("div", { class: "entry-actions" },
+    return make("li", {}, open, !current && more, make("div", { class: "entry-actions" },
       button("Rename", () => this.edit(id)),
-      button("Delete", () => this.actions.remove(id)),
+      button("Delete", () => {
+        this.unfolded = null;
+        this.actions.remove(id);
+      }),
       button("Markdown", exported("md", "text/markdown")),
       button("JSON", exported("json", "application/json"))));
+  }
+
+  unfold(id) {
+    this.unfolded = this.unfolded === id ? null : id;
+    this.show();
   }
 
   edit(id) {
@@ -57,7 +69,6 @@ export class HistoryView {
     const end = (text) => {
       if (this.renamed !== id) return;
       this.renamed = null;
-      this.actions.renamed(id, text);
       if (text) rename(id, text);
       else this.show();
       [...this.list.querySelectorAll("[data-focus]")].find((node) => node.dataset.focus === id)?.focus();

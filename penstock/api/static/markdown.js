@@ -10,6 +10,8 @@ import { spansOf } from "./spans.js";
 const DEEPEST = 32;
 /** Behind it the text is shown as it is: elements take time and memory. */
 const MAX_CHARACTERS = 500_000;
+/** The last level that HTML has. Those before a reply's are the page's own. */
+const DEEPEST_HEADING = 6;
 const PROTOCOL = /^(?:https?:\/\/|mailto:|www\.)/i;
 
 export function markdown(text) {
@@ -28,26 +30,50 @@ function* shown(text) {
 
 /**
  * The outermost blocks of a text behind `from`, the start of one, which fill the definitions of links; and the `rest`, a block
- * of text that is too long to be formatted, or null.
+ * of text that is too long to be formatted, or null. `earlier`: the blocks before.
  */
-export function outermost(text, from, definitions) {
+export function outermost(text, from, definitions, earlier = []) {
   const cut = text.length > MAX_CHARACTERS ? text.lastIndexOf("\n", MAX_CHARACTERS) + 1 || MAX_CHARACTERS : text.length;
   const blocks = from < cut ? blocksOf(text.slice(0, cut), from, definitions) : [];
+  nest(earlier, blocks);
   const start = Math.max(from, cut);
   return { blocks, rest: start < text.length ? { kind: "rest", text: text.slice(start), start } : null };
 }
 
-/** The element of a block. `linkOf(name)`: the definition of a link, or nothing. */
-export function elementOf(block, linkOf) {
+/** Gives headings their `depth` below others, from 1: models skip levels. Those in quotes and lists are below the last one outside. */
+function nest(earlier, blocks) {
+  const above = [];
+  const enter = ({ level }) => {
+    while (above.at(-1) >= level) above.pop();
+    return above.push(level);
+  };
+  const inside = (block) => {
+    if (block.kind === "heading") block.depth = above.length + 1;
+    else block.blocks?.forEach(inside);
+  };
+  for (const block of earlier) if (block.kind === "heading") enter(block);
+  for (const block of blocks) {
+    if (block.kind === "heading") block.depth = enter(block);
+    else inside(block);
+  }
+}
+
+/**
+ * The element of a block, of an item (`tight`: as its list is), or of a table's row ({kind: "row", cells, sides}).
+ * `linkOf(name)`: the definition of a link, or nothing.
+ */
+export function elementOf(block, linkOf, tight = false) {
   const inside = (tag, attributes, text) => inline(make(tag, attributes), text, linkOf);
   switch (block.kind) {
-    case "heading": return inside("h3", { class: `level-${block.level}` }, block.text); // models skip levels
+    case "heading": return inside("h3", { class: `level-${block.level}`, "aria-level": Math.min(DEEPEST_HEADING, 2 + block.depth) }, block.text);
     case "rule": return make("hr");
     case "code": return codeBlock(block.text, block.language.split(/\s/)[0]);
     case "quote": return fill(make("blockquote"), block.blocks.map((each) => elementOf(each, linkOf)));
-    case "list": return list(block, linkOf);
-    case "table": return table(block, inside);
-    case "paragraph": return inside("p", { class: "plain" }, block.text);
+    case "list": return fill(block.ordered ? make("ol", { start: block.first }) : make("ul"), block.blocks.map((each) => elementOf(each, linkOf, block.tight)));
+    case "item": return item(block, linkOf, tight);
+    case "table": return table(block, inside, (cells) => elementOf({ kind: "row", cells, sides: block.sides }, linkOf));
+    case "row": return row("td", block, inside);
+    case "paragraph": return inside(tight ? "span" : "p", { class: "plain" }, block.text);
     default: return make("p", { class: "plain", text: block.text });
   }
 }
@@ -58,28 +84,21 @@ function fill(node, nodes) {
   return node;
 }
 
-function list({ ordered, first, tight, blocks }, linkOf) {
-  const items = blocks.map((item) => {
-    const [lead, ...further] = item.blocks;
-    const node = make("li");
-    if (!lead) return node;
-    const [task, mark] = (lead.kind === "paragraph" && /^\[([ xX])\][ \t]+(?=\S)/.exec(lead.text)) || [""];
-    const text = lead.text?.slice(task.length);
-    if (task) node.append(make("input", { type: "checkbox", disabled: true, checked: mark !== " ", "aria-label": mark === " " ? "To do" : "Done" }), " ");
-    for (const each of [{ ...lead, text }, ...further]) {
-      if (tight && each.kind === "paragraph") node.append(inline(make("span", { class: "plain" }), each.text, linkOf));
-      else node.append(elementOf(each, linkOf));
-    }
-    return node;
-  });
-  return fill(ordered ? make("ol", { start: first }) : make("ul"), items);
+function item({ blocks: [lead, ...further] }, linkOf, tight) {
+  const node = make("li");
+  if (!lead) return node;
+  const [task, mark] = (lead.kind === "paragraph" && /^\[([ xX])\][ \t]+(?=\S)/.exec(lead.text)) || [""];
+  const text = lead.text?.slice(task.length);
+  if (task) node.append(make("input", { type: "checkbox", disabled: true, checked: mark !== " ", "aria-label": mark === " " ? "To do" : "Done" }), " ");
+  return fill(node, [{ ...lead, text }, ...further].map((each) => elementOf(each, linkOf, tight && each.kind === "paragraph")));
 }
 
-function table({ sides, head, rows }, inside) {
-  const row = (tag, cells) => fill(make("tr"), cells.map((text, column) => inside(tag, { class: sides[column] }, text)));
-  const body = fill(make("tbody"), rows.map((cells) => row("td", cells)));
-  return make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table" }, make("table", {}, make("thead", {}, row("th", head)), body));
+function table({ sides, head, rows }, inside, rowOf) {
+  const body = fill(make("tbody"), rows.map(rowOf));
+  return make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table" }, make("table", {}, make("thead", {}, row("th", { cells: head, sides }, inside)), body));
 }
+
+const row = (tag, { cells, sides }, inside) => fill(make("tr"), cells.map((text, column) => inside(tag, { class: sides[column] }, text)));
 
 function codeBlock(text, language) {
   const code = fill(make("code"), highlighted(text, language));

@@ -61,7 +61,7 @@ export class MessageView {
   /** Shows the message as it is; nothing is done if nothing came since the last time. */
   show() {
     const { message } = this;
-    const calls = (message.calls ?? []).map((call) => call?.arguments.length);
+    const calls = (message.calls ?? []).map((call) => call.arguments.length);
     const now = [message.state, message.text.length, message.reasoning?.length, ...calls].join();
     if (now === this.shown) return;
     this.shown = now;
@@ -72,8 +72,8 @@ export class MessageView {
     setText(this.reasoning.lastChild, message.reasoning ?? "");
     if (this.formatted) this.formatted.show(message.text);
     else setText(this.body.firstChild, message.text);
-    become(this.calls, make("div", { class: "calls" }, ...(message.calls ?? []).filter(Boolean).map(callNode)));
-    const problem = message.error || ENDS[message.state] || "";
+    become(this.calls, make("div", { class: "calls" }, ...(message.calls ?? []).map(callNode)));
+    const problem = message.error || ENDS[message.state] || (isEmpty(message) ? "The reply is empty." : "");
     this.problem.hidden = !problem;
     this.problem.classList.toggle("error", message.state === "failed");
     setText(this.problem, problem);
@@ -87,7 +87,7 @@ export class MessageView {
     if (stats?.usage) {
       const { output, prompt } = stats.usage;
       if (output > 1 && stats.decode > 0) parts.push(`${rate((output - 1) / stats.decode)} tokens/s`);
-      parts.push(`${count(output)} tokens`, `${count(prompt)} prompt tokens`);
+      parts.push(`${count(output)} ${output === 1 ? "token" : "tokens"}`, `${count(prompt)} prompt tokens`);
     }
     if (stats?.total !== undefined) parts.push(seconds(stats.total));
     if (finish && finish !== "stop") parts.push(finish === "length" ? "cut at the maximum length" : finish.replace("_", " "));
@@ -95,6 +95,8 @@ export class MessageView {
     this.stats.hidden = !parts.length;
   }
 }
+
+const isEmpty = ({ role, state, text, reasoning, calls }) => role === "assistant" && state === "done" && !text && !reasoning && !calls.length;
 
 function callNode(call) {
   let shown = call.arguments;
