@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -26,6 +26,23 @@ settings.register_profile(
     "same", deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("others", settings.get_profile("same"), derandomize=False)
+
+
+LONG = frozenset(
+    {
+        "tests/engine/torch/test_speculation.py",
+        "tests/engine/torch/test_kernels.py",
+        "tests/engine/torch/test_fake_cuda.py",
+        "tests/engine/torch/test_out_of_memory.py",
+        "tests/engine/torch/test_lora.py",
+        "tests/engine/torch/test_graph_memory.py",
+        "tests/engine/torch/test_weight_loader.py",
+        "tests/examples/test_grpo.py",
+        "tests/gateway/test_retries.py",
+        "tests/hostile/routes/test_bodies.py",
+    }
+)
+"""Files that take longest, and go first."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,18 +70,26 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, which the supervisor heeds
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected lives to the end: no collection of garbage walks over it, here or in the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # files go to processes in this order, of which none waits at the end
+        items.sort(key=lambda item: item.location[0] not in LONG)
     if not config.getoption("--slow"):
         skip = pytest.mark.skip(reason="slow: run with --slow")
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(skip)
-
-
-def pytest_collection_finish() -> None:
-    """What is collected lives to the end: no collection of garbage walks over it in the tests."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
