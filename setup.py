@@ -52,10 +52,10 @@ def bill_of_materials(name: str, version: str, licence: str, root: Path) -> dict
 
 
 class WheelWithBill(bdist_wheel):
-    def egg2dist(self, egginfo_path: str, distinfo_path: str) -> None:
-        """Make the dist-info directory. That of a wheel, not of its metadata alone, lies beside the files."""
-        super().egg2dist(egginfo_path, distinfo_path)
-        made = Path(distinfo_path)
+    def write_wheelfile(self, wheelfile_base: str, *more: str) -> None:
+        """Complete the dist-info directory. That of a wheel lies beside the files; pip has made it before."""
+        super().write_wheelfile(wheelfile_base, *more)
+        made = Path(wheelfile_base)
         if made.parent.resolve() != Path(self.bdist_dir).resolve():
             return
         about = self.distribution.metadata

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tarfile
 import tomllib
 from email.message import Message
@@ -144,6 +146,21 @@ def test_the_bill_of_materials_is_of_what_is_packed(built: Built) -> None:
         of_demo = name.startswith("penstock/demo/")
         assert listed[name]["licenses"] == [{"expression": PROJECT["license"] if of_demo else "Apache-2.0"}]
     assert str(ROOT) not in json.dumps(bill)
+
+
+def test_the_wheel_that_pip_makes_has_the_bill(built: Built, tmp_path: Path) -> None:
+    """pip asks for the metadata first, and then for a wheel with it."""
+    with tarfile.open(built.source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tree,) = tmp_path.iterdir()
+    code = (
+        "from setuptools import build_meta; made = build_meta.prepare_metadata_for_build_wheel('made'); "
+        "build_meta.build_wheel('wheel', metadata_directory='made/' + made)"
+    )
+    (tree / "made").mkdir()
+    subprocess.run([sys.executable, "-c", code], cwd=tree, check=True, capture_output=True)
+    (wheel,) = (tree / "wheel").iterdir()
+    assert {*ZipFile(wheel).namelist()} == {*ZipFile(built.wheel).namelist()}
 
 
 def test_the_citation_is_of_this_version() -> None:
