@@ -57,23 +57,33 @@ def family(pid: int) -> list[Member]:
 
 
 def watch(pid: int, client: Client, seconds: float) -> dict[str, Any]:
-    """What the processes take for ``seconds``. Raises BenchError when one of them ends."""
+    """What the processes take for ``seconds``. Those that end meanwhile are left out, unless they are of the
+    front end: raises BenchError."""
+    from penstock.bench.errors import BenchError
     from penstock.bench.process_usage import cpu_time
 
     members = family(pid)
 
-    def read() -> tuple[float, list[float], list[dict[str, int]], Samples]:
-        used = [cpu_time([each.pid]).total for each in members]
-        return time.monotonic(), used, [_threads(each.pid) for each in members], _samples(client)
+    def read() -> tuple[float, dict[int, float], dict[int, dict[str, int]], Samples]:
+        used = {}
+        for each in members:
+            try:
+                used[each.pid] = cpu_time([each.pid]).total
+            except BenchError:
+                if each.front_end:
+                    raise
+        return time.monotonic(), used, {pid: _threads(pid) for pid in used}, _samples(client)
 
     before = read()
     time.sleep(seconds)
     after = read()
     wall = after[0] - before[0]
     rows = []
-    for at, each in enumerate(members):
-        threads = [ns - before[2][at].get(tid, 0) for tid, ns in after[2][at].items()]
-        share = (after[1][at] - before[1][at]) / wall
+    for each in members:
+        if (pid := each.pid) not in before[1] or pid not in after[1]:
+            continue
+        threads = [ns - before[2][pid].get(tid, 0) for tid, ns in after[2][pid].items()]
+        share = (after[1][pid] - before[1][pid]) / wall
         busiest = max(threads) / 1e9 / wall if threads else share
         rows.append({**each._asdict(), "share": round(share, 3), "busiest_thread": round(busiest, 3)})
     samples = after[3]

@@ -524,13 +524,13 @@ class SizeConfig:
         int, option("Streams of one engine, as --max-num-seqs.", "Machine", ge=1, le=65536)
     ] = 256
     engine_tokens_per_second: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(ge=0.001, le=1e9)] | None,
         option(
             "Tokens per second of one engine. Default: what --engine-streams of this load need.", "Machine"
         ),
     ] = None
     cpu_us_per_token: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(ge=0.001, le=1e9)] | None,
         option(
             "Microseconds of an API server per token, as penstock status --pid tells them of a server that "
             "runs. Default: they are measured here, which takes a minute.",

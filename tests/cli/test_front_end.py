@@ -72,6 +72,21 @@ def test_a_busy_front_end_limits_its_server() -> None:
     assert text(found).endswith("takes 93% of a core: it limits this server.")
 
 
+def test_a_helper_may_end_meanwhile() -> None:
+    code = "import subprocess, sys; print(flush=True); subprocess.run(['sleep', '1']); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with (
+        subprocess.Popen([sys.executable, "-c", code], **pipes) as first,  # type: ignore[call-overload]
+        Client(NOBODY, None, 1.0) as client,
+    ):
+        first.stdout.readline()
+        while len(family(first.pid)) == 1:
+            pass
+        found = watch(first.pid, client, 2.0)
+        first.stdin.close()
+    assert [each["pid"] for each in found["processes"]] == [first.pid]
+
+
 def test_without_a_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--pid", str(2**22 + 1), "--url", NOBODY]) == 1
     assert "process 4194305 does not exist" in capsys.readouterr().err

@@ -45,3 +45,9 @@ def test_the_table_says_what_is_assumed(capsys: pytest.CaptureFixture[str]) -> N
         "engines' not included",
     ):
         assert said in table
+
+
+def test_numbers_that_no_machine_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["size", "--cpu-us-per-token", "1e308"]) == 2
+    assert main(["size", "--cpu-us-per-token", "15", "--engine-tokens-per-second", "1e-300"]) == 2
+    assert "from 0.001 to 1000000000" in capsys.readouterr().err

@@ -76,6 +76,22 @@ def read_shape(model_dir: str) -> ModelShape:
     """The model's shape from its config.json. Raises ConfigError for an unsupported architecture."""
     check_supported(Path(model_dir))
     config = _read_config(model_dir)
+    try:
+        return _shape_of(config)
+    except _ODD_CONFIG as error:
+        raise _odd_config(model_dir, error) from None
+
+
+_ODD_CONFIG = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What code that reads a model's configuration raises for values that it does not expect."""
+
+
+def _odd_config(model_dir: str, error: Exception) -> ConfigError:
+    what = f"{type(error).__name__}: {one_line(error)}"
+    return ConfigError(f"{model_dir}/config.json describes no model that can be made: {what}")
+
+
+def _shape_of(config: Any) -> ModelShape:
     described: dict[str, Any] = config.to_dict()
     heads = int(config.num_attention_heads)
     kv_heads = 1 if described.get("multi_query") else int(described.get("num_key_value_heads") or heads)
@@ -194,8 +210,13 @@ def _random_model(model_dir: str, seed: int, device: torch.device, options: dict
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    with torch.device(device):
-        return AutoModelForCausalLM.from_config(_read_config(model_dir), **options)
+    try:
+        with torch.device(device):
+            return AutoModelForCausalLM.from_config(_read_config(model_dir), **options)
+    except (*_ODD_CONFIG, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise _odd_config(model_dir, error) from None
 
 
 def _read_model(
@@ -228,6 +249,8 @@ def _read_model(
         if is_out_of_memory(error):
             raise
         raise ConfigError(f"model {model_dir}: cannot read the weights: {one_line(error)}") from None
+    except _ODD_CONFIG as error:
+        raise _odd_config(model_dir, error) from None
     mismatched = [
         f"{name} is {list(found)}, not {list(wanted)}"
         for name, found, wanted in sorted(report["mismatched_keys"])

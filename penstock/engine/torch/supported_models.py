@@ -117,9 +117,18 @@ UNPACKED = frozenset({("gpt_oss", "mxfp4")})
 """model_type and ``quant_method`` of quantized weights that are taken, as they are unpacked at the start."""
 
 
+MAX_SIZES = {
+    "hidden_size": 1 << 24,
+    "num_attention_heads": 1 << 24,
+    "num_hidden_layers": 10_000,
+    "vocab_size": 1 << 24,
+}
+"""Sizes that are looked at before anything is made of them, with more than any model has."""
+
+
 def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
     """Raises ConfigError when config.json cannot be read, when its model_type is not in SUPPORTED_MODELS or,
-    with ``with_experts``, not in WITH_EXPERTS, and when its weights are quantized."""
+    with ``with_experts``, not in WITH_EXPERTS, when its weights are quantized, and when it has no sizes."""
     path = model_dir / "config.json"
     try:
         described: Any = json.loads(path.read_text())
@@ -140,6 +149,7 @@ def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
             )
         kind, described = text.get("model_type", TEXT_PARTS[kind]), text | described
         _check_kind(path, "text_config: model_type", {"model_type": kind})
+    _check_sizes(path, described)
     method = next((name for name in QUANTIZATION_FILES if (model_dir / name).is_file()), None)
     quantization = described.get("quantization_config")
     if not method and isinstance(quantization, dict):
@@ -156,6 +166,14 @@ def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
             f"--enable-expert-parallel: {path} is of model_type {kind!r}, which has no experts that "
             f"can be split; model_types that have are {', '.join(sorted(WITH_EXPERTS))}"
         )
+
+
+def _check_sizes(path: Path, described: dict[str, Any]) -> None:
+    for name, most in MAX_SIZES.items():
+        size = described.get(name)
+        if size is not None and (type(size) is not int or not 1 <= size <= most):
+            text = f"{path}: {name} is {size!r:.60}, it has to be an integer from 1 to {most:,}"
+            raise ConfigError(text)
 
 
 def _check_kind(path: Path, name: str, described: dict[str, Any]) -> None:

@@ -21,8 +21,10 @@ from penstock.supervisor.children.parent_death import child_command
 from penstock.supervisor.signals import signals_blocked
 from penstock.wire.control import AnyLaunch
 
-TEMPLATE_TIMEOUT_S = 60.0
+IMPORTS_TIMEOUT_S = 60.0
 """How long a template may take for its imports and a fork: they are half a second on an idle machine."""
+FORK_TIMEOUT_S = 5.0
+"""How long it may take for a fork alone, some milliseconds: the supervisor does nothing else meanwhile."""
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 
 
@@ -94,6 +96,7 @@ class _Template:
 
     def __init__(self, pid: int, link: socket.socket) -> None:
         self._link = link
+        self._timeout_s = IMPORTS_TIMEOUT_S
         self._pidfd = os.pidfd_open(pid)
 
     def fork_child(self, descriptors: Sequence[int]) -> ForkedProcess:
@@ -101,13 +104,16 @@ class _Template:
         try:
             numbers = " ".join(map(str, descriptors)).encode()
             socket.send_fds(self._link, [numbers], descriptors)
-            if not select.select([self._link], (), (), TEMPLATE_TIMEOUT_S)[0]:
+            answers = select.poll()  # select() knows no descriptors from 1024 on
+            answers.register(self._link, select.POLLIN)
+            if not answers.poll(self._timeout_s * 1000):
                 raise TemplateGone
             answer = self._link.recv(32)
         except ConnectionError:
             raise TemplateGone from None
         if not answer:
             raise TemplateGone
+        self._timeout_s = FORK_TIMEOUT_S
         if (pid := int(answer)) < 0:
             raise OSError(-pid, os.strerror(-pid))
         return ForkedProcess(pid)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import os
 import runpy
+import signal
 import socket
 import sys
 import time
@@ -39,6 +40,7 @@ def serve(link: socket.socket, module: str, modules: Sequence[str]) -> NoReturn:
     code = EXIT_FAILED
     try:
         leave_signals_to_supervisor()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored ones leave nothing to wait for
         die_with_parent()
         supervisor = os.getppid()
         setproctitle("penstock: template")

@@ -231,3 +231,23 @@ def test_a_rope_that_depends_on_the_batch_is_served_to_its_original_length(tmp_p
     assert make_engine(tmp_path).info.max_model_len == 256
     with pytest.raises(ConfigError, match=r"--max-model-len 512: .* at most 256"):
         make_engine(tmp_path, max_model_len=512)
+
+
+@pytest.mark.parametrize("size", [0, -1, 10**12, "many", [64], 1.5, True])
+@pytest.mark.parametrize("name", ["hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"])
+def test_sizes_are_checked_before_anything_is_made_of_them(tmp_path: Path, name: str, size: object) -> None:
+    text = {"model_type": "llama4_text", name: size}
+    for described in (
+        {"model_type": "qwen3", name: size},
+        {"model_type": "llama4", "text_config": text},
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(described))
+        with pytest.raises(ConfigError, match=f"{name} is {re.escape(repr(size))}, it has to be an integer"):
+            check_supported(tmp_path)
+
+
+def test_a_configuration_of_which_no_model_can_be_made_is_named(tmp_path: Path) -> None:
+    described = {"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "head_dim": "x"}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        read_shape(str(tmp_path))

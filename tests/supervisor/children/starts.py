@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.supervisor.children.child_process import ChildProcess
 from penstock.supervisor.children.child_starter import ChildStarter, reap_orphans
+from penstock.supervisor.startup.file_limit import raise_file_limit
 from penstock.wire.channel import ChildGone
 from penstock.wire.control import ProcessFailed, Ready, Stop
 from tests.launches import launch
@@ -23,7 +24,9 @@ MODULE = "tests.supervisor.children.told"
 
 def reports(child: ChildProcess) -> Any:
     """The next report; None: its end of the channel is closed."""
-    while select.select([child.channel], (), (), PATIENCE_S)[0]:
+    poll = select.poll()
+    poll.register(child.channel, select.POLLIN)
+    while poll.poll(PATIENCE_S * 1000):
         try:
             for report in child.channel.receive():
                 if isinstance(report, Ready | ProcessFailed):
@@ -43,6 +46,7 @@ def ended(child: ChildProcess) -> int | None:
 
 def main() -> None:
     seen: dict[str, Any] = {}
+    raise_file_limit()
     kept = os.open(os.devnull, os.O_RDONLY)  # a descriptor that children are not to have
     os.set_inheritable(kept, True)
     with ChildStarter(MODULE, ["json"]) as starter:
@@ -71,6 +75,29 @@ def main() -> None:
         seen["fourth"] = reports(fourth).info
         fourth.kill()
         fourth.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as inherited
+    with ChildStarter(MODULE, ["json"]) as starter:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        seventh = starter.start(launch("engine"))
+        seen["ignoring"] = reports(seventh).info
+        seventh.kill()
+        seventh.close()
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+        [template] = map(int, children.split())
+        os.kill(template, signal.SIGSTOP)
+        began = time.monotonic()
+        eighth = starter.start(launch("engine"))
+        seen["stopped template"] = time.monotonic() - began, reports(eighth).info
+        eighth.kill()
+        eighth.close()
+    low = [os.dup(kept) for _ in range(1100)]
+    with ChildStarter(MODULE, ["json"]) as starter:
+        ninth = starter.start(launch("engine"))
+        seen["many descriptors"] = reports(ninth).info
+        ninth.kill()
+        ninth.close()
+    for number in low:
+        os.close(number)
     with ChildStarter(MODULE, ["tests.no_such_module"]) as starter:
         fifth = starter.start(launch("engine"))
         seen["fifth"] = reports(fifth).info

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from penstock.supervisor.children.child_starter import FORK_TIMEOUT_S, IMPORTS_TIMEOUT_S
 from tests.supervisor.children.starts import MODULE
 from tests.supervisor.harness import PATIENCE_S
 
@@ -61,6 +62,18 @@ def test_without_a_template_children_are_executed(seen: dict[str, Any]) -> None:
     assert (seen["fourth"]["forked"], seen["fifth"]["forked"]) == (False, False)
     assert seen["fourth"]["parent"] == seen["fifth"]["parent"] == seen["pid"]
     assert "tests.no_such_module" in seen["errors"]
+
+
+def test_children_are_forked_where_sigchld_was_ignored_and_with_many_descriptors(
+    seen: dict[str, Any],
+) -> None:
+    assert (seen["ignoring"]["forked"], seen["many descriptors"]["forked"]) == (True, True)
+
+
+def test_a_template_that_stops_holds_the_supervisor_for_seconds_only(seen: dict[str, Any]) -> None:
+    took, child = seen["stopped template"]
+    assert FORK_TIMEOUT_S <= took < IMPORTS_TIMEOUT_S / 2
+    assert not child["forked"]
 
 
 def test_a_template_with_an_environment_of_its_own_is_executed(seen: dict[str, Any]) -> None:
