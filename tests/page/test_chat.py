@@ -251,6 +251,24 @@ def test_tool_calls_are_bounded(visit: Visit) -> None:
     visit.wait_for(".problem.error", "The reply has more than 128 tool calls.")
 
 
+def test_without_storage_a_conversation_can_be_exported(browser: Browser, server: Server) -> None:
+    forbid = "for (const name of ['localStorage', 'sessionStorage'])"
+    forbid += " Object.defineProperty(window, name, { get() { throw new DOMException('no', 'SecurityError') } })"
+    with Visit(browser, f"{server.url}/llm/") as visit:
+        visit.page.add_init_script(forbid)
+        visit.page.reload()
+        visit.wait_for("#key-dialog[open]")
+        visit.page.fill("#key-input", KEY)
+        visit.page.press("#key-input", "Enter")
+        visit.wait_ready()
+        visit.stream(CHAT, delta(content="yes"))
+        visit.ask("one")
+        visit.wait_for("#history-note", "or is switched off")
+        with visit.page.expect_download() as download:
+            visit.page.click("#conversations >> text=JSON")
+        assert download.value.suggested_filename == "one.json"
+
+
 def test_two_tabs_with_one_conversation(visit: Visit) -> None:
     visit.wait_ready()
     visit.stream(CHAT, delta(content="yes"))
@@ -295,6 +313,9 @@ async (count) => {
 def test_the_oldest_conversations_make_room(visit: Visit) -> None:
     most, last, kept, large, larger, too, first, left, keys, oldest, size = visit.page.evaluate(KEEP, 205)
     assert (most, last, kept) == (1, 1, 200)
+    settings = visit.find("#settings").bounding_box()
+    assert settings
+    assert settings["height"] > 200  # many conversations leave room for them
     assert large == {"kept": True, "dropped": 1}
     assert larger
     assert too == {"kept": False, "dropped": 0}

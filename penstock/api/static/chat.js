@@ -17,7 +17,7 @@ const SAVE_MS = 500;
 const PAINT_PAUSES = 4;
 const NO_TEMPLATE =
   "This model has no chat template: it continues your text (/v1/completions) and knows no roles. Break lines as the text needs it.";
-const NOT_KEPT = "This conversation is too long for the browser's storage: it ends with this tab. Export it to keep it.";
+const NOT_KEPT = "The browser's storage has no room for this conversation, or is switched off: it ends with this tab. Export it to keep it.";
 const NO_ROOM = "The browser's storage for conversations was full: the oldest were dropped";
 
 const log = byId("log");
@@ -155,7 +155,10 @@ function imported(text) {
 /** Keeps the conversation, and says what became of it. */
 function kept(mine = conversation) {
   const { kept: room, dropped } = mine.save();
-  if (!room) notify(byId("history-note"), NOT_KEPT);
+  if (!room) {
+    notify(byId("history-note"), NOT_KEPT);
+    history.show();
+  }
   else if (dropped) notify(byId("history-note"), `${NO_ROOM} (${dropped}).`);
 }
 

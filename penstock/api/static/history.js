@@ -82,9 +82,9 @@ export function keep({ id, title, messages }) {
     if (!others.length) return { kept: false, dropped };
     dropLast();
   }
-  put("list", JSON.stringify([entry, ...others]));
+  const listed = put("list", JSON.stringify([entry, ...others]));
   if (dropped || list[0]?.id !== id) tell();
-  return { kept: true, dropped };
+  return { kept: listed, dropped };
 }
 
 export function rename(id, title) {

@@ -27,9 +27,10 @@ export class HistoryView {
 
   show() {
     if (this.renamed !== null && this.list.querySelector("input")) return; // it keeps what is typed; its end shows the list
-    const current = this.actions.current().id;
+    const { id: current, title, messages } = this.actions.current();
     const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
     const kept = keptList();
+    if (messages.length && !kept.some(({ id }) => id === current)) kept.unshift({ id: current, title }); // to be exported
     this.list.replaceChildren(...kept.map((each) => this.entry(each, each.id === current)));
     byId("history-count").textContent = kept.length ? ` (${kept.length})` : "";
     byId("history-empty").hidden = kept.length > 0;
