@@ -251,9 +251,21 @@ def test_tool_calls_are_bounded(visit: Visit) -> None:
     visit.wait_for(".problem.error", "The reply has more than 128 tool calls.")
 
 
+def test_the_link_that_skips_the_bar_stays_in_its_view(visit: Visit) -> None:
+    visit.wait_ready()
+    visit.open_view("status")
+    visit.wait_for("#status:visible")
+    visit.page.focus(".skip")
+    visit.page.keyboard.press("Enter")
+    visit.page.wait_for_function("() => location.hash === '#main'")
+    assert visit.find("#status").is_visible()
+
+
 def test_without_storage_a_conversation_can_be_exported(browser: Browser, server: Server) -> None:
     forbid = "for (const name of ['localStorage', 'sessionStorage'])"
-    forbid += " Object.defineProperty(window, name, { get() { throw new DOMException('no', 'SecurityError') } })"
+    forbid += (
+        " Object.defineProperty(window, name, { get() { throw new DOMException('no', 'SecurityError') } })"
+    )
     with Visit(browser, f"{server.url}/llm/") as visit:
         visit.page.add_init_script(forbid)
         visit.page.reload()

@@ -12,9 +12,12 @@ const VIEWS = ["chat", "status", "api"];
 /** What is shown without a fragment: /docs is the address of the reference. */
 const FIRST = /\/docs\/?$/.test(location.pathname) ? "api" : "chat";
 
+let shown = FIRST;
+
 function showView() {
   const wanted = location.hash.slice(1);
-  const view = VIEWS.includes(wanted) ? wanted : FIRST;
+  const view = VIEWS.includes(wanted) ? wanted : wanted === "main" ? shown : FIRST; // the link that skips the bar
+  shown = view;
   for (const name of VIEWS) byId(name).hidden = name !== view;
   for (const link of document.querySelectorAll("[data-view]")) {
     if (link.dataset.view === view) link.setAttribute("aria-current", "page");
