@@ -73,8 +73,10 @@ class Exports(Generic[RecordT]):
             return
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
+        from penstock.telemetry.collector_session import collector_session
+
         self.metrics = MetricExport(
-            OTLPMetricExporter(url),
+            OTLPMetricExporter(url, session=collector_session()),
             resource_of(service, instance),
             scope,
             collect,

@@ -208,13 +208,16 @@ def make_span_exporter(
     check_tracing(url)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
+    from penstock.telemetry.collector_session import collector_session
+
     resource = resource_of(service, instance)
 
     def make(records: Iterable[RecordT]) -> list[ReadableSpan]:
         epoch = time.time() - time.monotonic()
         return [_span(record, describe(record), resource, scope, epoch) for record in records]
 
-    return BatchSpanExporter(OTLPSpanExporter(signal_url(url, TRACES_PATH)), make)
+    exporter = OTLPSpanExporter(signal_url(url, TRACES_PATH), session=collector_session())
+    return BatchSpanExporter(exporter, make)
 
 
 def _span(record: SpanRecord, data: SpanData, resource: Resource, scope: str, epoch: float) -> ReadableSpan:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -140,6 +141,26 @@ def test_an_interrupt_exits_as_a_shell_reports_it(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("penstock.cli.main._run", interrupt)
     assert main([]) == 130
+
+
+def test_descriptors_and_signals_that_a_parent_took_away_come_back() -> None:
+    """A server would give children the descriptors of others as standard ones, and hear of no signal."""
+    program = (
+        "import os, signal, sys; sys.argv = ['penstock']; import penstock.cli.main as program;"
+        "found = [os.fstat(number) for number in range(3)];"
+        "os._exit(len(signal.pthread_sigmask(signal.SIG_BLOCK, ())) or program.main(['version']))"
+    )
+    blocked = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        ended = subprocess.run(
+            ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program],
+            timeout=60,
+            check=False,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert ended.returncode == 0
 
 
 def test_a_reader_that_leaves_is_no_traceback() -> None:

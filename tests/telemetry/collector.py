@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import threading
 from collections import Counter
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from typing import Any, Self
@@ -17,9 +18,9 @@ otel = pytest.mark.skipif(find_spec("opentelemetry") is None, reason="needs the 
 
 
 class Collector:
-    """Takes OTLP over HTTP, as protobuf; answers ``status``."""
+    """Takes OTLP over HTTP, as protobuf; answers ``status``, and ``answer``."""
 
-    def __init__(self, status: int = 200) -> None:
+    def __init__(self, status: int = 200, answer: bytes = b"") -> None:
         self.spans: list[Any] = []
         self.metrics: list[tuple[dict[str, Any], Any]] = []
         """Attributes of the resource, and the metric; in the order in which they came."""
@@ -35,8 +36,10 @@ class Collector:
                 owner.take(self.path, body)
                 owner.paths[self.path] += 1
                 self.send_response(status)
-                self.send_header("content-length", "0")
+                self.send_header("content-length", str(len(answer)))
                 self.end_headers()
+                with suppress(ConnectionError):  # a client need not read all of it
+                    self.wfile.write(answer)
 
             def log_message(self, *args: object) -> None:
                 """Not to standard error."""

@@ -154,3 +154,17 @@ def test_metrics_are_off_with_interval_0() -> None:
     assert exports.metrics is None
     assert exports.running() == []
     exports.close()
+
+
+@otel
+@pytest.mark.parametrize("status", [200, 400])
+def test_of_a_long_answer_the_beginning_is_read(status: int) -> None:
+    """A collector that answers with 1 GB would take the memory of an API server."""
+    from penstock.telemetry.collector_session import MAX_ANSWER_BYTES, collector_session
+
+    session = collector_session()
+    assert session is not None
+    with session, Collector(status, b"x" * (40 * MAX_ANSWER_BYTES)) as collector:
+        for _ in range(2):
+            answered = session.post(collector.url + METRICS_PATH, data=b"", timeout=10)
+            assert (answered.status_code, len(answered.text)) == (status, MAX_ANSWER_BYTES)
