@@ -63,4 +63,6 @@ def refusal_of(described: dict[str, Any]) -> Refusal | None:
         if isinstance(each, str) and _NO_TEXT.fullmatch(each):
             why = f"{each} makes labels or scores; Penstock serves models that generate text"
             return Refusal(why, vllm=False)
+    if described.get("use_bidirectional_attention") is True:  # EmbeddingGemma
+        return REFUSED_MODELS["bert"]
     return REFUSED_MODELS.get(str(described.get("model_type")))

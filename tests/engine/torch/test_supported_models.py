@@ -113,6 +113,10 @@ def test_the_page_says_what_runs_each_model() -> None:
             '{"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]}',
             "Qwen3ForSequenceClassification makes labels or scores",
         ),
+        (
+            '{"model_type": "gemma3_text", "use_bidirectional_attention": true}',
+            "'gemma3_text' is not supported .*: it is an encoder",
+        ),
         ('{"hidden_size": 8}', "states no model_type"),
         ("[]", "states no model_type"),
         ("{", "config.json: .*line 1"),
