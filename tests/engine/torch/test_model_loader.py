@@ -89,6 +89,6 @@ def test_wrong_weights_are_named(llama: transformers.PreTrainedModel, tmp_path: 
 
 def test_a_field_of_the_wrong_type_is_named(llama: transformers.PreTrainedModel, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(path.read_text().replace('"hidden_size": 32', '"hidden_size": "wide"'))
-    with pytest.raises(ConfigError, match=r"config\.json: .*'hidden_size' expected int"):
+    path.write_text(path.read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": "little"'))
+    with pytest.raises(ConfigError, match=r"config\.json: .*'rms_norm_eps' expected float"):
         make_engine(tmp_path)
