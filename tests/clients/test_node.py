@@ -38,7 +38,8 @@ def test_the_clients_of_npm(url: str) -> None:
     run("clients.test.mjs", OPENAI_BASE_URL=url)
 
 
-def test_rounds_of_a_tool(scripted: str) -> None:
+@pytest.mark.parametrize("file", ["rounds.test.mjs", "sdks.test.mjs"])
+def test_rounds_of_a_tool(scripted: str, file: str) -> None:
     names = ("MODEL", "QUESTION", "TOOL", "THOUGHT", "SAYS", "RESULT", "REPORT")
     says = json.dumps({name: getattr(script, name) for name in names})
-    run("rounds.test.mjs", SCRIPTED=says, SCRIPTED_URL=scripted)
+    run(file, SCRIPTED=says, SCRIPTED_URL=scripted)

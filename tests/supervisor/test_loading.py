@@ -87,6 +87,10 @@ def test_probes_are_answered_while_the_model_loads(serve: Serve, short_dir: Path
         other_shape = client.post("/llm/v1/messages", json={}, headers=KEY)
         assert other_shape.json()["error"]["type"] == "overloaded_error"
         assert other_shape.json()["request_id"] == other_shape.headers["request-id"]
+        ollama = client.post("/llm/api/chat", json={}, headers=KEY).json()
+        assert "loading weights" in ollama["error"]
+        gemini = client.post("/v1beta/models/m:generateContent", json={}, headers=KEY).json()
+        assert (gemini["error"]["code"], gemini["error"]["status"]) == (503, "UNAVAILABLE")
         unauthorized = client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})
         assert unauthorized.json()["error"]["type"] == "authentication_error"
         running.process.send_signal(signal.SIGTERM)

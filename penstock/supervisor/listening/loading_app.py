@@ -8,11 +8,12 @@ import time
 
 from penstock.api.routes.page import Page
 from penstock.config.serve import ServeConfig
+from penstock.dialects.gemini.errors import error_body as gemini_error
 from penstock.dialects.messages import errors as messages_errors
 from penstock.http.access_keys import OPEN_PATHS, Keys
 from penstock.http.admission import LOADING_RETRY_MS, send_readiness, unavailable
 from penstock.http.cors import Cors
-from penstock.http.errors import ApiError
+from penstock.http.errors import ApiError, encode_json
 from penstock.http.request import HttpRequest
 from penstock.supervisor.startup.startup_status import SERVING, StartupStatus
 
@@ -39,7 +40,11 @@ class LoadingApp:
             await self._answer(http)
         except ApiError as error:
             body = None
-            if messages_errors.is_anthropic(http.path, http.fields):
+            if http.path.startswith("/api/"):
+                body = encode_json({"error": error.message})
+            elif http.path.startswith("/v1beta/"):
+                body = gemini_error(error)
+            elif messages_errors.is_anthropic(http.path, http.fields):
                 request_id = secrets.token_hex(8)
                 error.headers = [*error.headers, (b"request-id", request_id.encode())]
                 body = messages_errors.error_body(error, request_id)
