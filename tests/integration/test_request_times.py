@@ -12,6 +12,8 @@ from tests.integration.server import SYNTHETIC, Server
 
 ONE_AT_A_TIME = ("--max-num-seqs", "1", "--synthetic-step-ms", "5", "--enable-per-request-metrics")
 TOKENS = 20
+LONG = 400
+"""Tokens of a stream, 2 s of them, during which another request is made."""
 FIELDS = {
     "time_to_first_token_ms",
     "generation_time_ms",
@@ -30,33 +32,33 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def ask(client: openai.OpenAI, **fields: Any) -> Any:
+def ask(client: openai.OpenAI, tokens: int = TOKENS, **fields: Any) -> Any:
     messages: Any = [{"role": "user", "content": "Hi"}]
     extra = {"ignore_eos": True}
     return client.chat.completions.create(
         model=client.models.list().data[0].id,
         messages=messages,
-        max_tokens=TOKENS,
+        max_tokens=tokens,
         extra_body=extra,
         **fields,
     )
 
 
-def check(metrics: dict[str, float]) -> None:
+def check(metrics: dict[str, float], tokens: int = TOKENS) -> None:
     assert metrics.keys() == FIELDS
     assert metrics["generation_time_ms"] > 0
-    assert metrics["mean_itl_ms"] == pytest.approx(metrics["generation_time_ms"] / (TOKENS - 1), abs=0.01)
+    assert metrics["mean_itl_ms"] == pytest.approx(metrics["generation_time_ms"] / (tokens - 1), abs=0.01)
     inference_s = (metrics["time_to_first_token_ms"] + metrics["generation_time_ms"]) / 1e3
-    assert metrics["tokens_per_second"] == pytest.approx(TOKENS / inference_s, rel=0.01)
+    assert metrics["tokens_per_second"] == pytest.approx(tokens / inference_s, rel=0.01)
 
 
 def test_a_stream_tells_them_with_its_usage_and_a_request_that_waits_says_so(client: openai.OpenAI) -> None:
-    stream = ask(client, stream=True, stream_options={"include_usage": True})
+    stream = ask(client, LONG, stream=True, stream_options={"include_usage": True})
     chunks = [next(stream)]  # the only slot is taken
     waited = ask(client)
     chunks += stream
     assert [hasattr(chunk, "metrics") for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-    check(chunks[-1].metrics)
+    check(chunks[-1].metrics, LONG)
     check(waited.metrics)
     assert waited.metrics["queue_time_ms"] > chunks[-1].metrics["queue_time_ms"]
     assert waited.metrics["queue_time_ms"] > chunks[-1].metrics["mean_itl_ms"]
