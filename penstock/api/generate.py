@@ -28,8 +28,9 @@ from penstock.generation.prompt.render_limit import RenderTimeout, on_event_loop
 from penstock.generation.prompt.tokenizer import ESTIMATED_ABOVE, PIECE
 from penstock.generation.prompt.turn_memory import NextTurn, TurnMemory
 from penstock.generation.replies.collected import CollectedReply
-from penstock.generation.replies.columns import SAFETENSORS, ColumnsReply, plan_columns
+from penstock.generation.replies.columns import ColumnsReply, plan_columns
 from penstock.generation.replies.reply import Prompt, RequestContext
+from penstock.generation.replies.safetensors_writer import SAFETENSORS
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.replies.streamed import NOT_KEPT, StreamedReply
 from penstock.generation.request.validation import (

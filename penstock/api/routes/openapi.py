@@ -30,7 +30,7 @@ from penstock.dialects.openapi_schema import (
     ref,
 )
 from penstock.dialects.registry import DESCRIPTIONS
-from penstock.generation.replies.columns import SAFETENSORS
+from penstock.generation.replies.safetensors_writer import SAFETENSORS
 from penstock.http.access_keys import is_administrative
 from penstock.http.operation_options import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH

@@ -10,6 +10,7 @@ from penstock.generation.dialect import NO_INFO, RequestInfo
 from penstock.generation.pooling.plan import PooledInputs, PoolingPlan
 from penstock.http.errors import ApiError
 from penstock.http.request import JSON
+from penstock.http.sink import Headers
 
 
 class PoolingBody(NamedTuple):
@@ -21,6 +22,8 @@ class PoolingBody(NamedTuple):
     """The content type."""
     size: int | None = None
     """Bytes of all pieces, if that is known before they are made."""
+    headers: Headers = ()
+    """Of the reply, besides those that every reply has."""
 
 
 class PoolingDialect(ABC):

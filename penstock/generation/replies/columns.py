@@ -22,6 +22,7 @@ from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import Choice, Prompt
 from penstock.generation.replies.safetensors_writer import (
+    SAFETENSORS,
     SafetensorsFile,
     Tensor,
     safetensors_file,
@@ -35,7 +36,6 @@ from penstock.streaming.stream import StreamError
 from penstock.streaming.weight_spans import WeightSpan
 from penstock.wire.arrays import F32, I32
 
-SAFETENSORS = b"application/vnd.safetensors"
 END = bytes(8)
 """The length that ends a stream."""
 

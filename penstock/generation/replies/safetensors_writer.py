@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.http.errors import encode_json
 
+SAFETENSORS = b"application/vnd.safetensors"
 _DTYPES = {np.dtype(np.int64): "I64", np.dtype(np.int32): "I32", np.dtype(np.float32): "F32"}
 _ALIGNMENT = 8
 """The header is padded to a multiple of it, so that the tensors of a file at such an address are aligned."""
