@@ -11,6 +11,7 @@ from penstock.dialects.chat import openapi as chat
 from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.completions import openapi as completions
 from penstock.dialects.completions.dialect import Completions
+from penstock.dialects.embeddings.dialect import Embeddings
 from penstock.dialects.gemini import openapi as gemini
 from penstock.dialects.gemini.dialect import (
     GEMINI_ROUTES,
@@ -37,6 +38,8 @@ from penstock.dialects.tokens.render import Render
 from penstock.generation.compaction.compaction import Compaction
 from penstock.generation.dialect import DescribingRoute, Dialect, TokenCounter
 from penstock.generation.input_processor import InputProcessor
+from penstock.generation.pooling.dialect import PoolingDialect
+from penstock.generation.pooling.processor import PoolingProcessor
 from penstock.store.response_store import ResponseStore
 
 
@@ -70,6 +73,11 @@ def make_dialects(
         Gemini(config, processor),
         GeminiStream(config, processor),
     ]
+
+
+def make_pooling_dialects(config: ServeConfig, processor: PoolingProcessor) -> list[PoolingDialect]:
+    """One dialect per API for vectors, scores or labels."""
+    return [Embeddings(processor)]
 
 
 def make_token_counters(

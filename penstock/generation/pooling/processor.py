@@ -50,6 +50,22 @@ class PoolingProcessor:
         count = 0 if self.info is None else self.info.labels
         return named if len(named) == count else [f"LABEL_{index}" for index in range(count)]
 
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Texts that come before inputs, by name."""
+        return {} if self._described is None else self._described.prompts
+
+    @property
+    def similarity(self) -> str:
+        """How vectors are compared: cosine, dot, euclidean or manhattan."""
+        return "cosine" if self._described is None else self._described.similarity
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError for a model that is not served, and for a LoRA adapter."""
+        self.inputs.require_model(name)
+        if name is not None and (served := self.inputs.served_name(name)) not in self.inputs.model_info.names:
+            raise ApiError(400, f"{served!r} is a LoRA adapter, which makes text alone.", param="model")
+
     def require_task(self, *tasks: PoolingTask) -> PoolingTask:
         """The first of ``tasks`` that the model has. Raises ApiError if it has none of them."""
         offered = () if self.info is None else self.info.tasks
@@ -79,7 +95,7 @@ class PoolingProcessor:
     def prompt(self, name: str | None) -> str:
         """The text before each input. ``name``: of a prompt of the model; None: its default. Raises
         ApiError."""
-        prompts: Mapping[str, str] = {} if self._described is None else self._described.prompts
+        prompts = self.prompts
         if name is None:
             name = None if self._described is None else self._described.default_prompt
             return "" if name is None else prompts.get(name, "")
