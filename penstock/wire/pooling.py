@@ -51,6 +51,8 @@ class PoolingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     seconds: _Columns = b""
     """int32 little-endian [inputs]: index of the first token of an input's second text, to which the model
     gives another token type; 0: the input is no pair. Empty: none is."""
+    skipped: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
+    """Tokens at the start of each input, those of a prompt, that its vector is not pooled from."""
 
 
 class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
