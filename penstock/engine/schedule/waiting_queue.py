@@ -294,8 +294,10 @@ class WaitingQueue:
         return first
 
     def fail(self, waiting: WaitingStream, code: str, message: str) -> None:
-        """End a stream with an error; :meth:`take_finished` returns its end."""
-        self.remove(waiting)
+        """End a stream with an error, also one that has left the queue; :meth:`take_finished` returns its
+        end."""
+        if waiting.key in self._streams:
+            self.remove(waiting)
         self._failed.append(StreamFailure(*waiting.key, waiting.request.resumed, code, message))
 
     def abort(self, server: int, stream: int) -> bool:

@@ -179,6 +179,19 @@ def test_streams_from_begin_to_end(attached: Attached) -> None:
     assert not attached.engine.has_work()
 
 
+def test_what_vllm_does_not_take_ends_when_its_turn_comes(attached: Attached) -> None:
+    for stream in range(SLOTS):
+        attached.submit(stream)
+    attached.submit(SLOTS, temperature=3.0)
+    attached.submit(SLOTS + 1)
+    attached.connection.put([attached.record(0, [5], LENGTH)])
+    attached.steps()
+    assert "temperature: 3, but vLLM takes 0 to 2" in str(attached.ends[SLOTS])
+    attached.connection.put([attached.record(SLOTS + 1, [6], LENGTH)])
+    attached.steps()
+    assert attached.ends[SLOTS + 1] is FinishReason.LENGTH
+
+
 def test_rows_of_several_tokens_by_interval(attached: Attached) -> None:
     attached.submit(0, interval=4)
     for tokens in ([1], [2, 3], [4], [5, 6], [7]):
