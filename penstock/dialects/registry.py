@@ -20,13 +20,16 @@ from penstock.dialects.gemini.dialect import (
     GeminiStream,
     GeminiTokenCounter,
 )
+from penstock.dialects.gemini.embed import GeminiEmbed, GeminiEmbedTexts
 from penstock.dialects.invocations import Invocations
 from penstock.dialects.messages import openapi as messages
 from penstock.dialects.messages.dialect import Messages, MessagesTokenCounter
 from penstock.dialects.ollama import openapi as ollama
 from penstock.dialects.ollama.dialect import OllamaChat, OllamaGenerate
+from penstock.dialects.ollama.embed import OllamaEmbed, OllamaEmbeddings
 from penstock.dialects.ollama.models import OLLAMA_ROUTES, OllamaModels
 from penstock.dialects.openapi_schema import check_names
+from penstock.dialects.pooling.dialect import Classify, Pooling, Score, ScoreOfV1
 from penstock.dialects.responses import openapi as responses
 from penstock.dialects.responses.dialect import Compact, Responses, ResponsesTokenCounter
 from penstock.dialects.sglang import openapi as sglang
@@ -77,7 +80,17 @@ def make_dialects(
 
 def make_pooling_dialects(config: ServeConfig, processor: PoolingProcessor) -> list[PoolingDialect]:
     """One dialect per API for vectors, scores or labels."""
-    return [Embeddings(processor)]
+    return [
+        Embeddings(processor),
+        Pooling(processor),
+        Classify(processor),
+        Score(processor),
+        ScoreOfV1(processor),
+        OllamaEmbed(processor),
+        OllamaEmbeddings(processor),
+        GeminiEmbed(processor),
+        GeminiEmbedTexts(processor),
+    ]
 
 
 def make_token_counters(
@@ -107,8 +120,8 @@ DESCRIPTIONS = check_names(
         responses.DESCRIPTION,
         tokens.DESCRIPTION,
         sglang.DESCRIPTION,
-        *ollama.DESCRIPTIONS,
-        gemini.DESCRIPTION,
+        *ollama.DESCRIPTIONS[:2],
+        gemini.DESCRIPTIONS[0],
     )
 )
 """One entry per API, for the OpenAPI document."""

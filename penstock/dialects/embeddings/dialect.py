@@ -28,8 +28,6 @@ class Embeddings(PoolingDialect):
         processor = self._processor
         processor.check_model(request.model)
         task = processor.require_task(PoolingTask.EMBED)
-        if request.use_activation is None:
-            request.use_activation = request.normalize
         encoding = Encoding.of_request(request, info.accept)
         plan = plan_texts(processor, request, info, api="embeddings", task=task)
         plan.dimensions = processor.check_dimensions(request.dimensions)

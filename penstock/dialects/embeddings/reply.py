@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
-from binascii import b2a_base64
-from collections.abc import Iterator
-from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.generation.pooling.dialect import PoolingBody
 from penstock.generation.pooling.plan import PooledInputs, PoolingPlan
 from penstock.generation.pooling.request_fields import VectorsRequest
+from penstock.generation.pooling.vector_text import (
+    DTYPES,
+    OCTETS,
+    asked_for,
+    base64_items,
+    float_items,
+    json_pieces,
+    octet_stream,
+    safetensors_body,
+)
 from penstock.http.errors import encode_json, refused
+from penstock.http.request import JSON
 from penstock.http.sink import Headers
 
-FORMATS = ("float", "base64")
+FORMATS = ("float", "base64", "bytes", "bytes_only")
+BYTE_ORDERS = ("native", "little", "big")
 
 
 class Encoding(NamedTuple):
@@ -22,13 +31,23 @@ class Encoding(NamedTuple):
 
     format: str
     """One of FORMATS."""
+    kind: bytes
+    """The reply's content type."""
+    dtype: str
+    """Of the values, but of float."""
+    big_endian: bool
 
     @classmethod
     def of_request(cls, request: VectorsRequest, accept: Headers) -> Encoding:
         """``accept``: the request's headers. Raises ApiError."""
+        if request.use_activation is None:
+            request.use_activation = request.normalize
         format = _one_of(FORMATS, request.encoding_format, "encoding_format")
         return cls(
             format,
+            OCTETS if format.startswith("bytes") else asked_for(accept),
+            _one_of(tuple(DTYPES), request.embed_dtype, "embed_dtype"),
+            _one_of(BYTE_ORDERS, request.endianness, "endianness") == "big",
         )
 
 
@@ -37,21 +56,23 @@ def vectors_body(
 ) -> PoolingBody:
     """A list of the vectors. ``kind``: ``object`` of its items, which have their vectors as ``field``. Raises
     ApiError."""
+    encoding: Encoding = plan.fields
+    form: dict[str, Any] = {"dtype": encoding.dtype, "big_endian": encoding.big_endian}
+    if encoding.kind == OCTETS:
+        made = octet_stream(pooled, plan.model, id, **form)
+        return made._replace(headers=()) if encoding.format == "bytes_only" else made
+    if encoding.kind != JSON:
+        return safetensors_body(pooled, plan.model, id)
     middle = b',"object":"%b","%b":' % (kind, field)
-    items = (
-        b'%b{"index":%d%b%b}' % (b"," if index else b"", index, middle, spelled)
-        for index, spelled in enumerate(_spelled(plan.fields, pooled))
-    )
-    return PoolingBody(chain((list_start(plan, id),), items, (list_end(pooled),)))
 
+    def before(index: int) -> bytes:
+        return b'{"index":%d%b' % (index, middle)
 
-def _spelled(encoding: Encoding, pooled: PooledInputs) -> Iterator[bytes]:
-    for index in range(len(pooled)):
-        values = pooled.of_input(index)
-        if encoding.format == "float":
-            yield encode_json(values.tolist())
-        else:
-            yield b'"%b"' % b2a_base64(values.tobytes(), newline=False)
+    if encoding.format == "float":
+        items = float_items(pooled, before, b"}")
+    else:
+        items = base64_items(pooled, before, b"}", **form)
+    return PoolingBody(json_pieces(list_start(plan, id), items, list_end(pooled)))
 
 
 def list_start(plan: PoolingPlan, id: str) -> bytes:

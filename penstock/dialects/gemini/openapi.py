@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.dialects.gemini.request_schema import GeminiCount, GeminiRequest
+from penstock.dialects.gemini.request_schema import (
+    GeminiCount,
+    GeminiEmbedBatch,
+    GeminiEmbedRequest,
+    GeminiRequest,
+)
 from penstock.dialects.openapi_schema import (
     BODY_ERRORS,
     COUNT,
@@ -40,7 +45,15 @@ _GENERATE = Route(
     error="GeminiError",
 )
 _CONTENT = shape("A turn.", {"role": STRING, "parts": listed({"type": "object"})})
-DESCRIPTION = ApiDescription(
+_EMBED = _GENERATE._replace(
+    path="/v1beta/models/{model}:embedContent",
+    operation="embedAsGemini",
+    summary="Make the vector of a text, as Gemini does",
+    reply="GeminiVector",
+    body="GeminiEmbedRequest",
+    example={"content": {"parts": [{"text": "Hello"}]}},
+)
+_TEXT = ApiDescription(
     route=_GENERATE,
     request=GeminiRequest,
     unsupported=(),
@@ -106,4 +119,28 @@ DESCRIPTION = ApiDescription(
         ),
     ),
     more_requests=(GeminiCount,),
+)
+DESCRIPTIONS = (
+    _TEXT,
+    ApiDescription(
+        route=_EMBED,
+        request=GeminiEmbedRequest,
+        unsupported=(),
+        replies={
+            "GeminiValues": shape("The values of a vector.", {"values": listed(NUMBER)}),
+            "GeminiVector": shape("A vector.", {"embedding": ref("GeminiValues")}),
+            "GeminiVectors": shape("Vectors.", {"embeddings": listed(ref("GeminiValues"))}),
+        },
+        more_routes=(
+            _EMBED._replace(
+                path="/v1beta/models/{model}:batchEmbedContents",
+                operation="embedTextsAsGemini",
+                summary="Make vectors of texts, as Gemini does",
+                reply="GeminiVectors",
+                body="GeminiEmbedBatch",
+                example={"requests": [{"content": {"parts": [{"text": "Hello"}]}}]},
+            ),
+        ),
+        more_requests=(GeminiEmbedBatch,),
+    ),
 )

@@ -15,7 +15,8 @@ _SNAKE = re.compile(
     rb'"(system_instruction|generation_config|tool_config|function_calling_config|allowed_function_names'
     rb"|function_declarations|function_call|function_response|inline_data|file_data|thought_signature"
     rb"|max_output_tokens|top_p|top_k|stop_sequences|candidate_count|response_mime_type|response_schema"
-    rb'|thinking_config|thinking_budget|include_thoughts|safety_settings)"(?=\s*:)'
+    rb"|thinking_config|thinking_budget|include_thoughts|safety_settings|task_type|output_dimensionality"
+    rb'|auto_truncate)"(?=\s*:)'
 )
 _UNUSED = about("Not used.")
 _UNSEEN = about("Not seen: the model is told that it cannot see it.")
@@ -156,6 +157,29 @@ class GeminiCount(msgspec.Struct, kw_only=True):
     systemInstruction: GeminiContent | None = None
     tools: list[GeminiTool] | None = None
     generationConfig: Annotated[Any, _UNUSED] = None
+    model: Annotated[Any, about("Not used: the path names it.")] = None
+
+
+class GeminiEmbedRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /v1beta/models/{model}:embedContent."""
+
+    content: Annotated[GeminiContent, about("The text, whose parts are joined.")]
+    taskType: Annotated[
+        str | None,
+        about("RETRIEVAL_QUERY, RETRIEVAL_DOCUMENT …: which of the model's prompts precedes the text."),
+    ] = None
+    title: Annotated[str | None, about("Of a document.")] = None
+    outputDimensionality: Annotated[int | None, about("How many values of the vector are wanted.")] = None
+    autoTruncate: Annotated[
+        bool | None, about("Cut a text that is too long (default); false: it is an error.")
+    ] = None
+    model: Annotated[Any, about("Not used: the path names it.")] = None
+
+
+class GeminiEmbedBatch(msgspec.Struct, kw_only=True):
+    """Body of POST /v1beta/models/{model}:batchEmbedContents."""
+
+    requests: Annotated[list[GeminiEmbedRequest], about("The texts.", extra_json_schema={"minItems": 1})]
     model: Annotated[Any, about("Not used: the path names it.")] = None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from penstock.dialects.ollama.request_schema import (
     UNSUPPORTED,
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
@@ -13,6 +15,7 @@ from penstock.dialects.openapi_schema import (
     COUNT,
     FLAG,
     GENERATION_ERRORS,
+    NUMBER,
     REQUEST_ID,
     STRING,
     ApiDescription,
@@ -59,6 +62,15 @@ _CHAT = Route(
     stream_about="Objects, one a line; the last one is done. By default, and with stream.",
 )
 _LIST = Route("get", "/api/tags", "Ollama", "tagsAsOllama", "List models, as Ollama does", "OllamaModels")
+_EMBED = _CHAT._replace(
+    path="/api/embed",
+    operation="embedAsOllama",
+    summary="Make vectors of texts, as Ollama does",
+    reply="OllamaVectors",
+    body="OllamaEmbedRequest",
+    example={"input": ["Hello", "Good morning"]},
+    events=None,
+)
 DESCRIPTIONS = (
     ApiDescription(
         route=_CHAT,
@@ -116,5 +128,31 @@ DESCRIPTIONS = (
                 **_ENDING,
             )
         },
+    ),
+    ApiDescription(
+        route=_EMBED,
+        request=OllamaEmbedRequest,
+        unsupported=(),
+        replies={
+            "OllamaVectors": shape(
+                "The vectors, in the order of the inputs.",
+                {"model": STRING, "embeddings": listed(listed(NUMBER))},
+                total_duration=COUNT,
+                load_duration=COUNT,
+                prompt_eval_count=COUNT,
+            ),
+            "OllamaVector": shape("A vector.", {"embedding": listed(NUMBER)}),
+        },
+        more_routes=(
+            _EMBED._replace(
+                path="/api/embeddings",
+                operation="embeddingsAsOllama",
+                summary="Make the vector of a text, as Ollama did",
+                reply="OllamaVector",
+                body="OllamaEmbeddingsRequest",
+                example={"prompt": "Hello"},
+            ),
+        ),
+        more_requests=(OllamaEmbeddingsRequest,),
     ),
 )

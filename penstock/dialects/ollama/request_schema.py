@@ -112,6 +112,30 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     context: list[int] | None = None
 
 
+class OllamaEmbedding(msgspec.Struct, kw_only=True):
+    """The fields that both routes for vectors have."""
+
+    model: Annotated[str | None, about("A served model, with or without :latest; default: the first.")] = None
+    options: Annotated[JsonObject | None, _OF_RUNNER] = None
+    keep_alive: Annotated[Any, about("Not used: the model stays loaded.")] = None
+
+
+class OllamaEmbedRequest(OllamaEmbedding, kw_only=True):
+    """Body of POST /api/embed."""
+
+    input: Annotated[str | list[str] | None, about("A text, or a list of texts.")] = None
+    truncate: Annotated[
+        bool | None, about("Cut texts that are too long (default); false: they are an error.")
+    ] = None
+    dimensions: Annotated[int | None, about("How many values of each vector are wanted.")] = None
+
+
+class OllamaEmbeddingsRequest(OllamaEmbedding, kw_only=True):
+    """Body of POST /api/embeddings, an older form."""
+
+    prompt: Annotated[str | None, about("A text.")] = None
+
+
 class OllamaShowRequest(msgspec.Struct, kw_only=True):
     """Body of POST /api/show."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
@@ -96,7 +96,8 @@ class VectorsRequest(TextsRequest, kw_only=True):
     encoding_format: Annotated[
         str | None,
         about(
-            "float (default): JSON numbers; base64; bytes_only: the vectors themselves, one after the other."
+            "float (default): JSON numbers; base64; bytes: no JSON, but the vectors one after the other; "
+            "bytes_only: the same without the header metadata."
         ),
     ] = None
     dimensions: Annotated[
@@ -154,7 +155,7 @@ def set_shared_fields(
 
 def parse_inputs(
     processor: PoolingProcessor,
-    given: str | list[str | int | list[int]] | None,
+    given: str | list[str | int | list[int]] | list[str] | None,
     field: str,
 ) -> Sequence[str | bytes]:
     """Texts, or token ids as int32 little-endian, of a field with one or more of them, which may be columns
@@ -163,7 +164,7 @@ def parse_inputs(
         return ("",)
     if isinstance(given, list) and given and not isinstance(given[0], int):
         check_count(len(given), field)
-    return parse_prompts(given, processor.inputs.model_info.vocab_size, field)
+    return parse_prompts(cast(Any, given), processor.inputs.model_info.vocab_size, field)
 
 
 def check_count(count: int, field: str) -> None:

@@ -127,7 +127,11 @@ def test_prompts_of_the_model() -> None:
         ),
         ({"input": "a", "dimensions": 5}, "dimensions", "`dimensions` is 5, must be 1 to 4"),
         ({"input": "a", "dimensions": 0}, "dimensions", "must be 1 to 4"),
-        ({"input": "a", "encoding_format": "bytes"}, "encoding_format", "must be float, base64"),
+        (
+            {"input": "a", "encoding_format": "int8"},
+            "encoding_format",
+            "must be float, base64, bytes, bytes_only",
+        ),
         ({"input": "a", "truncate_prompt_tokens": 2049}, "truncate_prompt_tokens", "[1, 2048], got 2049"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "must be -1 or in"),
         ({"input": "a", "truncation_side": "up"}, "truncation_side", "must be left or right"),
