@@ -63,6 +63,14 @@ def json_pieces(*parts: bytes | Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(waiting)
 
 
+def joined(items: Iterable[bytes]) -> Iterator[bytes]:
+    """The items of a JSON array with commas between them, as parts for :func:`json_pieces`."""
+    separator = b""
+    for item in items:
+        yield separator + item
+        separator = b","
+
+
 # -- the items of a JSON array, one per input, with the commas between them, as parts for json_pieces()
 
 

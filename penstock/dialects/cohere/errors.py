@@ -1,0 +1,10 @@
+"""Errors in the shape of Cohere's API."""
+
+from __future__ import annotations
+
+from penstock.http.errors import ApiError, encode_json
+
+
+def cohere_error(error: ApiError, request_id: str) -> bytes:
+    """The body of an error reply."""
+    return encode_json({"id": request_id, "message": error.message})

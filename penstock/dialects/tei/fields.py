@@ -1,0 +1,27 @@
+"""What TEI's routes share: truncation, and the shape of errors."""
+
+from __future__ import annotations
+
+from penstock.generation.pooling.plan import PoolingPlan
+from penstock.generation.pooling.processor import PoolingProcessor
+from penstock.http.errors import ApiError, encode_json, refused
+
+_ERROR_TYPES = {429: "Overloaded", 503: "Unhealthy"}
+
+
+def truncate_as_tei(
+    plan: PoolingPlan, processor: PoolingProcessor, truncate: bool | None, side: str | None
+) -> None:
+    """Set how long inputs are cut: by default they are. Raises ApiError."""
+    if plan.truncate is None and truncate is not False:
+        plan.truncate = processor.max_tokens
+    if side is not None:
+        if side.lower() not in ("left", "right"):
+            raise refused("truncation_direction must be left or right.", "truncation_direction", side)
+        plan.truncate_left = side.lower() == "left"
+
+
+def tei_error(error: ApiError, request_id: str) -> bytes:
+    """The body of an error reply."""
+    kind = _ERROR_TYPES.get(error.status) or ("Backend" if error.status >= 500 else "Validation")
+    return encode_json({"error": error.message, "error_type": kind})
