@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Refusal(NamedTuple):
@@ -34,35 +33,24 @@ _KINDS: dict[str, Refusal] = {
         "it takes images or sound besides text; the engine runs language models alone, and Penstock serves "
         "the text of others with vLLM's engine"
     ),
-    "albert bert big_bird camembert clip deberta deberta-v2 dinov2 distilbert electra funnel hubert "
-    "longformer modernbert mpnet nomic_bert roberta roformer siglip siglip2 vit wav2vec2 xlm-roberta "
-    "xlm-roberta-xl": Refusal(
-        "it is an encoder, which makes embeddings or labels; Penstock serves models that generate text",
+    "clip dinov2 hubert siglip siglip2 vit wav2vec2": Refusal(
+        "it is an encoder of images or sound; the engine makes vectors of text alone", vllm=False
+    ),
+    "deberta deberta-v2 funnel roformer": Refusal(
+        "its attention has a part for the distance of two tokens, which the engine does not compute",
         vllm=False,
+    ),
+    "big_bird longformer": Refusal(
+        "its attention leaves out most pairs of tokens, which the engine does not", vllm=False
     ),
     "bart bigbird_pegasus blenderbot encoder-decoder florence2 led m2m_100 marian mbart moonshine mt5 "
     "nllb-moe pegasus prophetnet seamless_m4t seamless_m4t_v2 speech_to_text t5 t5gemma t5gemma2 trocr udop "
     "umt5 vision-encoder-decoder whisper": Refusal(
-        "it is an encoder with a decoder; Penstock serves decoders, which continue their prompt", vllm=False
+        "it is an encoder with a decoder; Penstock serves models that are one of them", vllm=False
     ),
 }
 REFUSED_MODELS = {kind: refusal for kinds, refusal in _KINDS.items() for kind in kinds.split()}
 """By model_type of config.json. One that the engine learns to run leaves this list."""
 
-_NO_TEXT = re.compile(
-    r"\w+For(Sequence|Token)Classification|\w+ForMaskedLM|\w+ForQuestionAnswering|\w*RewardModel"
-)
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Files beside config.json in which some programs describe quantized weights."""
-
-
-def refusal_of(described: dict[str, Any]) -> Refusal | None:
-    """Why a model with this config.json is not run; None: nothing is known against it."""
-    named = described.get("architectures")
-    for each in named if isinstance(named, list) else ():
-        if isinstance(each, str) and _NO_TEXT.fullmatch(each):
-            why = f"{each} makes labels or scores; Penstock serves models that generate text"
-            return Refusal(why, vllm=False)
-    if described.get("use_bidirectional_attention") is True:  # EmbeddingGemma
-        return REFUSED_MODELS["bert"]
-    return REFUSED_MODELS.get(str(described.get("model_type")))

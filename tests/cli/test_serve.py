@@ -58,7 +58,7 @@ def test_the_supervisor_gets_config_and_origins(monkeypatch: pytest.MonkeyPatch)
             "the model takes at most 4096 tokens",
             ["--hf-overrides"],
         ),
-        ({"model_type": "bert"}, "Penstock serves models that generate text", None),
+        ({"model_type": "deberta-v2"}, "its attention has a part for the distance of two tokens", None),
     ],
 )
 def test_a_model_that_needs_vllm_is_told_with_the_whole_line(

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast, get_args
 
 from penstock.config.errors import ConfigError
 from penstock.engine.model_length import longest_text
+from penstock.engine.pooling.modules import MAX_FEATURES, LogitScore, Modules, read_modules
 from penstock.engine.pooling.supported_encoders import OFFSET_POSITIONS, SUPPORTED_ENCODERS
 from penstock.engine.vocabulary import DEFAULT_MAX_MODEL_LEN
 from penstock.wire.pooling import MAX_LABELS, PoolingTask
@@ -60,7 +61,8 @@ class PoolingDescription:
 def describe_pooling(directory: Path, runner: Runner = "auto") -> PoolingDescription | None:
     """What the model in ``directory`` makes besides text; None: it only generates text. Raises ConfigError
     for files that cannot be used, or a model that cannot be what ``runner`` asks for."""
-    path = directory / "config.json"
+    modules = read_modules(directory)
+    path = modules.transformer / "config.json"
     if not path.is_file() and runner in ("auto", "generate"):
         return None  # an engine that needs no model
     described = _read_object(path)
@@ -68,26 +70,29 @@ def describe_pooling(directory: Path, runner: Runner = "auto") -> PoolingDescrip
     makes_text = _makes_text(described, architecture)
     if runner in ("generate", "both") and not makes_text:
         what = architecture or described.get("model_type")
-        raise ConfigError(f"--runner {runner}: {path} is of {what}, which makes vectors or labels, no text")
-    modules = _read_modules(directory)
-    if runner == "generate" or (runner == "auto" and makes_text and modules is None):
+        raise ConfigError(
+            f"{path}: {what} makes vectors or labels; {runner!r} of --runner asks for a model of text"
+        )
+    if runner == "generate" or (runner == "auto" and makes_text and not modules.stated):
         return None
     if _OTHERS.fullmatch(architecture):
         raise ConfigError(
             f"{path}: {architecture} is not supported: its heads are code of the model's, or it answers with "
             "parts of texts; classifiers are those for sequences and tokens"
         )
-    common: dict[str, Any] = {"generates": runner == "both", "max_tokens": _max_tokens(directory, described)}
+    common: dict[str, Any] = {"generates": runner == "both", "max_tokens": _max_tokens(modules, described)}
+    if any(isinstance(step, LogitScore) for step in modules.steps):
+        return PoolingDescription(tasks=(PoolingTask.CLASSIFY,), labels=("LABEL_0",), **common)
     if classifier := _CLASSIFIER.fullmatch(architecture):
         task = PoolingTask.CLASSIFY if classifier[1] == "Sequence" else PoolingTask.TOKEN_CLASSIFY
-        return PoolingDescription(tasks=(task,), labels=_labels(path, described), normalizes=False, **common)
+        return PoolingDescription(tasks=(task,), labels=_labels(path, described), **common)
     sentences = _read_object(directory / "config_sentence_transformers.json", optional=True)
     prompts, default = _prompts(directory / "config_sentence_transformers.json", sentences)
     similarity = sentences.get("similarity_fn_name")
     return PoolingDescription(
         tasks=(PoolingTask.EMBED, PoolingTask.TOKEN_EMBED),
-        width=_width(path, described, modules or ()),
-        normalizes=modules is None or any(name == "Normalize" for name, _ in modules),
+        width=modules.width(_hidden_size(path, described)),
+        normalizes=modules.normalizes or not modules.stated,
         matryoshka=described.get("is_matryoshka") is not False,
         prompts=prompts,
         default_prompt=default,
@@ -99,34 +104,17 @@ def describe_pooling(directory: Path, runner: Runner = "auto") -> PoolingDescrip
 # -- files ---------------------------------------------------------------------------------------------
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
 def _read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     """The JSON object in a file; empty when there is none and it is ``optional``."""
     if optional and not path.is_file():
         return {}
-    found = _read_json(path)
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path}: holds {type(found).__name__}, not an object")
-    return found
-
-
-def _read_modules(directory: Path) -> list[tuple[str, dict[str, Any]]] | None:
-    """Class name and config.json of each module after the transformer; None: there is no modules.json."""
-    path = directory / "modules.json"
-    if not path.is_file():
-        return None
-    modules = _read_json(path)
     try:
-        named = [(str(each["type"]).rpartition(".")[2], directory / str(each["path"])) for each in modules]
-    except (LookupError, TypeError):
-        raise ConfigError(f"{path}: is no list of modules, each with type and path") from None
-    return [(name, _read_object(folder / "config.json", optional=True)) for name, folder in named[1:]]
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: has to be a JSON object")
+    return found
 
 
 # -- its parts -----------------------------------------------------------------------------------------
@@ -146,7 +134,7 @@ def _makes_text(described: dict[str, Any], architecture: str) -> bool:
     return not architecture or _TEXT.fullmatch(architecture) is not None
 
 
-def _max_tokens(directory: Path, described: dict[str, Any]) -> int:
+def _max_tokens(modules: Modules, described: dict[str, Any]) -> int:
     """The least of what positions, the tokenizer and sentence-transformers' files allow."""
     text = described.get("text_config")
     described = text | described if isinstance(text, dict) else described
@@ -154,11 +142,8 @@ def _max_tokens(directory: Path, described: dict[str, Any]) -> int:
     if described.get("model_type") in OFFSET_POSITIONS:
         padding = described.get("pad_token_id")
         longest -= (padding if type(padding) is int else 1) + 1
-    found: list[Any] = [longest]
-    tokenizer = _read_object(directory / "tokenizer_config.json", optional=True)
-    found.append(tokenizer.get("model_max_length"))
-    for path in sorted(directory.glob("sentence_*_config.json")):
-        found.append(_read_object(path).get("max_seq_length"))
+    tokenizer = _read_object(modules.transformer / "tokenizer_config.json", optional=True)
+    found = [longest, modules.max_seq_length, tokenizer.get("model_max_length")]
     return min(each for each in found if type(each) is int and each > 0)
 
 
@@ -175,27 +160,13 @@ def _labels(path: Path, described: dict[str, Any]) -> tuple[str, ...]:
     return tuple(str(named.get(str(index), f"LABEL_{index}")) for index in range(count))
 
 
-def _width(path: Path, described: dict[str, Any], modules: Any) -> int:
-    """Values of a vector after the modules of sentence-transformers."""
+def _hidden_size(path: Path, described: dict[str, Any]) -> int:
     text = described.get("text_config")
     described = text | described if isinstance(text, dict) else described
     width = next((described[name] for name in WIDTH_NAMES if name in described), None)
-    for name, config in modules:
-        if name == "Pooling" and type(width) is int:
-            width *= max(1, _modes(config))
-        elif name == "Dense":
-            width = config.get("out_features")
-    if type(width) is not int or not 1 <= width < 1 << 24:
+    if type(width) is not int or not 1 <= width < MAX_FEATURES:
         raise ConfigError(f"{path}: states no size of vectors ({', '.join(WIDTH_NAMES)})")
     return width
-
-
-def _modes(pooling: dict[str, Any]) -> int:
-    """How many vectors are put beside each other."""
-    mode = pooling.get("pooling_mode")
-    if isinstance(mode, (str, list)):
-        return len(mode) if isinstance(mode, list) else mode.count("+") + 1
-    return sum(value is True for key, value in pooling.items() if key.startswith("pooling_mode_"))
 
 
 def _prompts(path: Path, sentences: dict[str, Any]) -> tuple[dict[str, str], str | None]:

@@ -19,3 +19,6 @@ transformers."""
 
 OFFSET_POSITIONS = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"})
 """model_types whose positions begin after that of the padding token: so many fewer tokens are taken."""
+
+BIDIRECTIONAL = ("gemma3_text",)
+"""model_types of decoders whose config.json may say that tokens attend to those behind them."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
@@ -32,7 +33,7 @@ from penstock.engine.torch.lm_head import LMHead
 from penstock.engine.torch.lora.lora_layers import LoraLayers
 from penstock.engine.torch.lora.lora_plan import LoraPlan
 from penstock.engine.torch.memory import DeviceMemory, release_memory
-from penstock.engine.torch.model_loader import ModelShape, load_model
+from penstock.engine.torch.model_loader import Head, ModelShape, load_model
 from penstock.engine.torch.out_of_memory import stating_shortage
 from penstock.engine.torch.weight_map import WeightMap
 
@@ -55,9 +56,10 @@ class PagedModel:
         dtype: torch.dtype,
         device: torch.device,
         experts: ExpertParallel | None = None,
+        head: Head = "text",
     ) -> None:
-        """Load the weights; with ``experts``, only this rank's share of the experts. Raises ConfigError when
-        they cannot be read."""
+        """Load the weights; with ``experts``, only this rank's share of the experts. ``head``: one that makes
+        no text has none of :attr:`head`. Raises ConfigError when they cannot be read."""
         from transformers import AttentionInterface
 
         self._name = f"penstock_paged_{next(_instances)}"
@@ -66,6 +68,7 @@ class PagedModel:
         self._model_dir = model_dir
         self._config = config
         self._experts = experts
+        self._kind: Head = head
         self._shape = shape
         self._dtype = dtype
         self._device = device
@@ -91,7 +94,7 @@ class PagedModel:
             self._load()
         if self.lora is not None:
             self.lora.allocate()
-        self._head = self._make_head()
+        self._head = self._make_head() if self._kind == "text" else None
 
     def _load(self) -> None:
         if self._model is None:
@@ -102,6 +105,7 @@ class PagedModel:
                 device=self._device,
                 attention=self._name,
                 experts=self._experts,
+                head=self._kind,
             )
             self.parameters = dict(model.named_parameters(remove_duplicate=False))
             if self._weight_map is None:
@@ -136,7 +140,7 @@ class PagedModel:
         self._cache_size = blocks, block_size
         self._graphs = None  # they refer to the cache before
         with stating_shortage(f"allocating a KV cache of {blocks} blocks", LESS_CACHE, self._device):
-            self._attention = self._make_attention(blocks, block_size)
+            self._attention = self._make_attention(self._shape, blocks, block_size)
         tables = self._attention.tables
         if record and tables is not None:
             with stating_shortage("recording CUDA graphs", LESS_CACHE, self._device):
@@ -155,12 +159,18 @@ class PagedModel:
         """Positions of the longest history."""
         return self._config.max_model_len or self._shape.max_positions
 
-    def _make_attention(self, blocks: int, block_size: int) -> PagedAttention:
+    def make_passing_cache(self, blocks: int, block_size: int) -> PagedAttention:
+        """Pages for :meth:`states`, ``blocks`` of them for all layers. Raises ConfigError when there is no
+        memory for them."""
+        with stating_shortage(f"allocating {blocks} blocks of keys and values", LESS_WORK, self._device):
+            return self._make_attention(self._shape.passing(), blocks, block_size)
+
+    def _make_attention(self, shape: ModelShape, blocks: int, block_size: int) -> PagedAttention:
         kernel, tables = find_kernel(self._device), None
         if kernel is not None:
             tables = DeviceTables(self._config.max_num_seqs, -(-self._longest // block_size), self._device)
         return PagedAttention(
-            self._shape,
+            shape,
             blocks,
             block_size,
             dtype=self._dtype,
@@ -311,6 +321,25 @@ class PagedModel:
             if self.lora is not None and lora is not None:
                 self.lora.end()
         return hidden if lora is None else hidden.nan_to_num_(0.0, 0.0, 0.0)
+
+    def states(self, batch: Batch, tokens: Tensor, blocks: BlockTables, pages: PagedAttention) -> Tensor:
+        """[T, H]: the last hidden states of whole texts, which leave nothing in the cache. ``tokens``:
+        int64[T], on the device; ``blocks``: of ``pages``, those of :meth:`make_passing_cache`."""
+        places, layout = pages.layout_of(batch, blocks, token_positions(batch), self._device)
+        kept, self._attention = self._attention, pages
+        try:
+            return self._forward(tokens, places, layout)[: len(tokens)]
+        finally:
+            self._attention = kept
+
+    @property
+    def classifier(self) -> Any:
+        """The layer behind the last hidden states of a model with labels. Raises ConfigError if there is
+        none."""
+        for name in ("score", "classifier"):
+            if hasattr(self._model, name):
+                return getattr(self._model, name)
+        raise ConfigError(f"{self._model_dir}: {type(self._model).__name__} has no layer for its labels")
 
     def _forward(
         self, tokens: Tensor, positions: Tensor, layout: Layout, lora: LoraPlan | None = None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from penstock.config.errors import ConfigError, one_line
 from penstock.config.serve import ServeConfig
 from penstock.engine.model_length import longest_text
+from penstock.engine.pooling.description import Runner
 from penstock.engine.torch.expert_parallel import IMPLEMENTATION, ExpertParallel
 from penstock.engine.torch.experts import pick_experts
 from penstock.engine.torch.host_reads import remove_host_reads
@@ -23,6 +24,15 @@ from penstock.engine.torch.weight_map import TEXT_NAMES
 
 MADE_WHOLE = frozenset({"longrope", "proportional"})
 """Rotary embeddings that :func:`made_without_compiler` cannot make."""
+Head = Literal["text", "none", "labels", "token_labels"]
+"""What a model has behind its layers: an output projection, nothing, or a classifier of texts or tokens."""
+_CLASSES: dict[Head, tuple[str, str]] = {
+    "text": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+    "none": ("AutoModel", "MODEL_MAPPING"),
+    "labels": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
+    "token_labels": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
+}
+"""transformers' names of the class that makes it, and of the table of model types that it has."""
 NAMES_SHOWN = 3
 """Maximum tensor names in an error."""
 UNSTATED_LENGTH = 2048
@@ -63,6 +73,13 @@ class ModelShape:
         kv_heads, size = self.unlike[layer]
         return kv_heads, size, size
 
+    def passing(self) -> ModelShape:
+        """For pages of which no step continues another one's: layers of the same sizes take turns with
+        them."""
+        first: dict[tuple[int, int, int], int] = {}
+        turns = {layer: first.setdefault(self.cached(layer), layer) for layer in range(self.layers)}
+        return replace(self, reused={layer: other for layer, other in turns.items() if layer != other})
+
 
 def pick_dtype(config: ServeConfig, model_dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
     """The dtype of ``--dtype``; auto: float32 on a CPU, where half precision is slow, else the model's."""
@@ -72,9 +89,10 @@ def pick_dtype(config: ServeConfig, model_dtype: torch.dtype | None, device: tor
     return torch.float32 if device.type == "cpu" or model_dtype is None else model_dtype
 
 
-def read_shape(model_dir: str) -> ModelShape:
-    """The model's shape from its config.json. Raises ConfigError for an unsupported architecture."""
-    check_supported(Path(model_dir))
+def read_shape(model_dir: str, runner: Runner = "generate") -> ModelShape:
+    """The shape of a decoder from its config.json. Raises ConfigError for an unsupported architecture, and
+    one that is not for ``runner``."""
+    check_supported(Path(model_dir), runner=runner)
     config = _read_config(model_dir)
     try:
         return _shape_of(config)
@@ -169,9 +187,11 @@ def load_model(
     device: torch.device,
     attention: str,
     experts: ExpertParallel | None = None,
+    head: Head = "text",
 ) -> Any:
-    """A transformers causal LM on ``device``. ``attention``: the registered name of its attention function.
-    ``experts``: loads only this rank's share of the experts; None: all.
+    """A transformers causal LM on ``device``, or its layers with another ``head``. ``attention``: the
+    registered name of its attention function. ``experts``: loads only this rank's share of the experts; None:
+    all.
 
     Raises ConfigError when the weights cannot be read, or do not match config.json.
     """
@@ -186,9 +206,9 @@ def load_model(
     elif _read_config(model_dir).model_type in WITH_EXPERTS:
         options["experts_implementation"] = pick_experts(dtype, device)
     if config.load_format == "dummy":
-        model = _random_model(model_dir, config.seed, device, options)
+        model = _random_model(model_dir, config.seed, device, options, head)
     else:
-        model = _read_model(model_dir, config.load_format == "safetensors", options, experts)
+        model = _read_model(model_dir, config.load_format == "safetensors", options, experts, head)
     if experts is not None:
         experts.keep_local_experts(model)
     remove_host_reads(model)
@@ -206,13 +226,24 @@ def _make_parameters(model: Any) -> None:
                 setattr(module, name, torch.nn.Parameter(buffer, requires_grad=False))
 
 
-def _random_model(model_dir: str, seed: int, device: torch.device, options: dict[str, Any]) -> Any:
-    from transformers import AutoModelForCausalLM
+def _class_for(head: Head, config: Any) -> Any:
+    """transformers' class that makes the model of a configuration. Raises ConfigError if there is none."""
+    from transformers.models.auto import modeling_auto
 
+    name, table = _CLASSES[head]
+    if head != "text" and type(config) not in getattr(modeling_auto, table):
+        raise ConfigError(f"transformers has no {name} of model_type {config.model_type!r}")
+    return getattr(modeling_auto, name)
+
+
+def _random_model(
+    model_dir: str, seed: int, device: torch.device, options: dict[str, Any], head: Head
+) -> Any:
+    config = _read_config(model_dir)
     torch.manual_seed(seed)
     try:
         with torch.device(device):
-            return AutoModelForCausalLM.from_config(_read_config(model_dir), **options)
+            return _class_for(head, config).from_config(config, **options)
     except (*_ODD_CONFIG, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
@@ -220,13 +251,17 @@ def _random_model(model_dir: str, seed: int, device: torch.device, options: dict
 
 
 def _read_model(
-    model_dir: str, only_safetensors: bool, options: dict[str, Any], experts: ExpertParallel | None
+    model_dir: str,
+    only_safetensors: bool,
+    options: dict[str, Any],
+    experts: ExpertParallel | None,
+    head: Head,
 ) -> Any:
     from safetensors import SafetensorError
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Mxfp4Config
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, Mxfp4Config
 
-    model_class: Any = AutoModelForCausalLM
     config = _read_config(model_dir)
+    model_class: Any = _class_for(head, config)
     if getattr(config, "quantization_config", None) is not None:
         options["quantization_config"] = Mxfp4Config(dequantize=True)
     if experts is not None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.errors import ConfigError, NeedsVllm
-from penstock.engine.refused_models import QUANTIZATION_FILES, refusal_of
+from penstock.engine.pooling.description import Runner, describe_pooling
+from penstock.engine.pooling.supported_encoders import BIDIRECTIONAL, SUPPORTED_ENCODERS
+from penstock.engine.refused_models import QUANTIZATION_FILES, REFUSED_MODELS
 
 SUPPORTED_MODELS: dict[str, str] = {
     "afmoe": "Trinity (AFMoE)",
@@ -126,9 +128,10 @@ MAX_SIZES = {
 """Sizes that are looked at before anything is made of them, with more than any model has."""
 
 
-def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
-    """Raises ConfigError when config.json cannot be read, when its model_type is not in SUPPORTED_MODELS or,
-    with ``with_experts``, not in WITH_EXPERTS, when its weights are quantized, and when it has no sizes."""
+def check_supported(model_dir: Path, *, with_experts: bool = False, runner: Runner = "generate") -> None:
+    """Raises ConfigError when config.json cannot be read, when its model_type is not supported for ``runner``
+    or, with ``with_experts``, not in WITH_EXPERTS, when its weights are quantized, and when it has no
+    sizes."""
     path = model_dir / "config.json"
     try:
         described: Any = json.loads(path.read_text())
@@ -141,6 +144,9 @@ def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
         )
     kind = described["model_type"]
     _check_kind(path, "model_type", described)
+    pooled = describe_pooling(model_dir, runner)
+    if pooled is not None:
+        _check_pooling(path, described, with_experts=with_experts)
     if kind in TEXT_PARTS:
         text = described.get("text_config")
         if not isinstance(text, dict):
@@ -168,6 +174,20 @@ def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
         )
 
 
+def _check_pooling(path: Path, described: dict[str, Any], *, with_experts: bool) -> None:
+    kind = described["model_type"]
+    if with_experts:
+        raise ConfigError(
+            "--enable-expert-parallel: the engines of vectors and labels do not share experts; take --runner "
+            "generate, or leave it out"
+        )
+    for name, value in (("use_bidirectional_attention", True), ("is_causal", False)):
+        if described.get(name) is value and kind not in (*SUPPORTED_ENCODERS, *BIDIRECTIONAL):
+            raise ConfigError(
+                f"{path}: {name} is {value}; of decoders the torch engine runs {', '.join(BIDIRECTIONAL)} so"
+            )
+
+
 def _check_sizes(path: Path, described: dict[str, Any]) -> None:
     for name, most in MAX_SIZES.items():
         size = described.get(name)
@@ -177,9 +197,10 @@ def _check_sizes(path: Path, described: dict[str, Any]) -> None:
 
 
 def _check_kind(path: Path, name: str, described: dict[str, Any]) -> None:
-    kind, refusal = described["model_type"], refusal_of(described)
-    if kind in SUPPORTED_MODELS and (refusal is None or refusal.vllm):
+    kind = described["model_type"]
+    if kind in SUPPORTED_MODELS or kind in SUPPORTED_ENCODERS:
         return
-    why = refusal.why if refusal is not None else f"it runs {', '.join(SUPPORTED_MODELS)}"
+    refusal, known = REFUSED_MODELS.get(str(kind)), (*SUPPORTED_MODELS, *SUPPORTED_ENCODERS)
+    why = refusal.why if refusal is not None else f"it runs {', '.join(known)}"
     text = f"{path}: {name} {kind!r} is not supported by the torch engine: {why}"
     raise NeedsVllm(text) if refusal is None or refusal.vllm else ConfigError(text)

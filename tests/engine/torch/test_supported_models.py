@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from penstock.config.errors import ConfigError
 from penstock.engine.model_length import length_field
+from penstock.engine.pooling.description import Runner
+from penstock.engine.pooling.supported_encoders import SUPPORTED_ENCODERS
 from penstock.engine.refused_models import REFUSED_MODELS
 from penstock.engine.torch.memory import bytes_per_token
 from penstock.engine.torch.model_loader import read_shape
@@ -107,15 +109,18 @@ def test_the_page_says_what_runs_each_model() -> None:
         ('{"model_type": "mamba"}', r"'mamba' is not supported .*: layers of it keep a recurrent state"),
         ('{"model_type": "never"}', r"'never' is not supported by the torch engine: it runs .*llama"),
         ('{"model_type": "qwen3_vl"}', r"'qwen3_vl' is not supported .*: it takes images or sound"),
-        ('{"model_type": "bert"}', r"'bert' is not supported .*: it is an encoder, which makes embeddings"),
+        ('{"model_type": "bert"}', "bert makes vectors or labels; 'generate' of --runner asks for"),
+        ('{"model_type": "deberta-v2"}', r"'deberta-v2' is not supported .*: its attention has a part for"),
+        ('{"model_type": "longformer"}', r"'longformer' is not supported .*: its attention leaves out"),
+        ('{"model_type": "siglip"}', r"'siglip' is not supported .*: it is an encoder of images"),
         ('{"model_type": "t5"}', r"'t5' is not supported .*: it is an encoder with a decoder"),
         (
             '{"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]}',
-            "Qwen3ForSequenceClassification makes labels or scores",
+            "Qwen3ForSequenceClassification makes vectors or labels; 'generate' of --runner",
         ),
         (
             '{"model_type": "gemma3_text", "use_bidirectional_attention": true}',
-            "'gemma3_text' is not supported .*: it is an encoder",
+            "gemma3_text makes vectors or labels; 'generate'",
         ),
         ('{"hidden_size": 8}', "states no model_type"),
         ("[]", "states no model_type"),
@@ -142,6 +147,36 @@ def test_what_is_no_supported_architecture_is_refused(tmp_path: Path, text: str,
         check_supported(tmp_path)
     with pytest.raises(ConfigError, match=message):
         make_engine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "runner"),
+    [
+        ('{"model_type": "bert"}', "auto"),
+        (
+            '{"model_type": "xlm-roberta", "architectures": ["XLMRobertaForSequenceClassification"]}',
+            "pooling",
+        ),
+        ('{"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]}', "auto"),
+        ('{"model_type": "gemma3_text", "use_bidirectional_attention": true}', "auto"),
+        ('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}', "both"),
+        ('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}', "auto"),
+    ],
+)
+def test_what_makes_vectors_is_supported_for_its_runner(tmp_path: Path, text: str, runner: Runner) -> None:
+    (tmp_path / "config.json").write_text(text[:-1] + ', "hidden_size": 8}')
+    check_supported(tmp_path, runner=runner)
+    if runner == "pooling" or "CausalLM" not in text:
+        with pytest.raises(ConfigError, match="--enable-expert-parallel"):
+            check_supported(tmp_path, runner=runner, with_experts=True)
+
+
+def test_bidirectional_attention_that_is_a_models_own_code_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "hidden_size": 8, "is_causal": false}')
+    with pytest.raises(
+        ConfigError, match="is_causal is False; of decoders the torch engine runs gemma3_text"
+    ):
+        check_supported(tmp_path, runner="auto")
 
 
 def test_a_text_part_is_read_under_either_name(tmp_path: Path) -> None:
@@ -183,7 +218,7 @@ ASSISTANTS = {"gemma4_assistant", "gemma4_unified_assistant"}
 
 
 def test_no_family_is_refused() -> None:
-    assert not REFUSED_MODELS.keys() & SUPPORTED.keys()
+    assert not REFUSED_MODELS.keys() & {*SUPPORTED, *SUPPORTED_ENCODERS}
 
 
 def test_the_length_of_every_family_is_read(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ class BloomPagedAttention(nn.Module):
 
 
 def replace_attention(model: Any, attend: Attend) -> None:
-    """Replace the attention of every layer of a BloomForCausalLM."""
-    for block in model.transformer.h:
+    """Replace the attention of every layer of a BLOOM model."""
+    for block in model.base_model.h:
         block.self_attention = BloomPagedAttention(block.self_attention, attend)
 
 

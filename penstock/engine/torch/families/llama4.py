@@ -16,11 +16,11 @@ from penstock.engine.torch.experts import pick_experts
 
 
 def adapt(model: Any) -> None:
-    """Change a Llama4ForCausalLM that is loaded, on its device."""
+    """Change a Llama 4 model that is loaded, on its device."""
     config = model.config
     model.base_model_prefix = "model"  # that of the class is the name of another part
     config._experts_implementation = pick_experts(model.dtype, model.device)
-    for layer in model.model.layers:
+    for layer in model.base_model.layers:
         attention = layer.self_attn
         if config.layer_types[attention.layer_idx] == "chunked_attention":
             layer.forward = partial(layer.forward, chunk=config.attention_chunk_size)
