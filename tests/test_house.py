@@ -45,9 +45,8 @@ MAX_LINES = 700
 MAX_FUNCTION_LINES = 60
 """Lines of code of a function, without its docstring."""
 LONG_FUNCTIONS = {
-    "penstock.api.process._build": 97,
+    "penstock.api.process._build": 99,
     "penstock.engine.loop.process.__init__": 68,
-    "penstock.engine.synthetic.engine.__init__": 61,
     "penstock.engine.torch.cuda.kernels._attend": 124,
     "penstock.engine.torch.cuda.kernels._launch": 79,
     "penstock.engine.torch.engine.__init__": 104,
@@ -62,7 +61,6 @@ COLUMNS = frozenset({"SlotTable", "EndpointColumns", "EngineStats", "HistoryInde
 WIDE_CLASSES = {
     "penstock.api.process._Server": 25,
     "penstock.engine.loop.process.EngineLoop": 24,
-    "penstock.engine.synthetic.engine.SyntheticEngine": 21,
     "penstock.gateway.relay.attempt.Attempt": 26,
     "penstock.gateway.upstream.http2_connection.Http2UpstreamConnection": 27,
     "penstock.http.request.HttpRequest": 24,

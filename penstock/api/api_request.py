@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from penstock.generation.dialect import DescribingRoute, Dialect, TokenCounter
+from penstock.generation.pooling.dialect import PoolingDialect
+from penstock.generation.pooling.reply import PooledReply
 from penstock.generation.replies.reply import RequestReply
 from penstock.http.errors import ApiError
 from penstock.http.request import HttpRequest
@@ -50,9 +52,9 @@ class ApiRequest:
         self._on_end = on_end
         self.detached = False
         """Whether the application returns before the reply has ended; the reply then writes to the sink."""
-        self.dialect: Dialect | None = None
-        """The API of a generating route."""
-        self.error_shape: Dialect | DescribingRoute | TokenCounter | None = None
+        self.dialect: Dialect | PoolingDialect | None = None
+        """The API of a route that engines answer."""
+        self.error_shape: Dialect | PoolingDialect | DescribingRoute | TokenCounter | None = None
         """The API whose shape errors have; None: OpenAI's."""
         self.arrival = time.monotonic()
         self.request_id = request_id
@@ -64,8 +66,8 @@ class ApiRequest:
         """Set on generating routes if spans are made."""
         self.error: ApiError | None = None
         """What it was answered with, if it failed."""
-        self.reply: RequestReply | None = None
-        """Set by generating routes once the reply exists."""
+        self.reply: RequestReply | PooledReply | None = None
+        """Set by routes that engines answer once the reply exists."""
 
     @property
     def client(self) -> str:

@@ -12,6 +12,7 @@ from penstock import __version__
 from penstock.api.access_log import AccessLog
 from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.generate import GenerationRoutes
+from penstock.api.pool import PoolingRoutes
 from penstock.api.request_spans import EndedRequest, record_of
 from penstock.api.response_socket import ResponseSockets
 from penstock.api.route_patterns import RoutePatterns, asks_verb
@@ -29,6 +30,7 @@ from penstock.api.routes.weights import WeightRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.dialect import DescribingRoute, Dialect, TokenCounter
+from penstock.generation.pooling.dialect import PoolingDialect
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.http.access_keys import OPEN_PATHS, Keys, check_local, is_administrative, with_query_key
 from penstock.http.admission import no_engine, send_readiness, unavailable
@@ -55,6 +57,7 @@ class App:
     config: ServeConfig
     models: ModelRoutes
     dialects: Sequence[Dialect]
+    pool: PoolingRoutes
     token_counters: Sequence[TokenCounter]
     count_tokens: CountTokensRoutes
     tokenize: TokenizeRoutes
@@ -87,7 +90,10 @@ class App:
         self._late_errors: set[asyncio.Task[None]] = set()
         """Tasks that send the errors of detached replies of which nothing was sent."""
         self._draw = random.Random().getrandbits
-        self._dialects = {dialect.path: dialect for dialect in self.dialects}
+        self._dialects: dict[str, Dialect | PoolingDialect] = {
+            **{dialect.path: dialect for dialect in self.dialects},
+            **{dialect.path: dialect for dialect in self.pool.dialects},
+        }
         self._shapes: dict[str, DescribingRoute | TokenCounter] = {
             **{route.path: route for route in self.models.others},
             **{counter.path: counter for counter in self.token_counters},
@@ -113,6 +119,7 @@ class App:
             optional["/tokenizer_info"] = {"GET": _fixed(self.tokenizer_info)}
         return {
             **{dialect.path: self._methods_of(dialect) for dialect in self.dialects},
+            **{each.path: {"POST": self.pool.handler(each)} for each in self.pool.dialects},
             "/v1/models": {"GET": self.models.list},
             **{each.path: {"POST": self.count_tokens.handler(each)} for each in self.token_counters},
             **{each.path: {each.method: self.models.handler(each)} for each in self.models.others},
@@ -169,10 +176,22 @@ class App:
         await request.http.reply_json(self._document)
 
     def _methods_of(self, dialect: Dialect) -> dict[str, Handler]:
+        if not self.models.info.generates:
+            return {"POST": self._no_text}
         methods: dict[str, Handler] = {"POST": self.generation.handler(dialect)}
         if dialect.sockets:
             methods |= {"GET": self._open_socket, "CONNECT": self._open_socket}
         return methods
+
+    async def _no_text(self, request: ApiRequest) -> None:
+        routes = ", ".join(sorted(each.path for each in self.pool.dialects))
+        raise ApiError(
+            400,
+            f"The model {self.models.info.names[0]!r} makes vectors, scores or labels, and no text. It is "
+            f"served at {routes}.",
+            param="model",
+            code="task_not_supported",
+        )
 
     async def _open_socket(self, request: ApiRequest) -> None:
         self._cors.check_socket(request.http)

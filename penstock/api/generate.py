@@ -139,23 +139,23 @@ class GenerationRoutes:
 
     def on_request_end(self, request: ApiRequest) -> None:
         """A request has ended; called from outside if its reply is detached."""
-        self._end_one(request.logprob_bytes)
+        self.end_one(request.logprob_bytes)
 
-    def _begin_one(self) -> None:
+    def begin_one(self) -> None:
         self._running += 1
         self._idle.clear()
 
-    def _end_one(self, logprob_bytes: int) -> None:
+    def end_one(self, logprob_bytes: int) -> None:
         self._logprob_bytes -= logprob_bytes
         self._running -= 1
         if not self._running:
             self._idle.set()
 
     async def _run(self, dialect: Dialect, request: ApiRequest) -> None:
-        self._begin_one()
+        self.begin_one()
         try:
             body = await request.http.read_json(self._config.max_request_bytes, beyond_option)
-            self._check_open()
+            self.check_open()
             accept = _named_types(dialect, request)
             turn = self.turns.begin(request.tenant, len(body))
             derived = request.http.derived
@@ -179,14 +179,14 @@ class GenerationRoutes:
             if plan.constraint is not None and self._constrains:
                 checked = self._grammars.check_grammar(plan.constraint, request.client)
                 constrain(plan, await request.http.unless_gone(checked))
-                self._check_open()
+                self.check_open()
             elif plan.constraint is not None and plan.constraint.optional:
                 constrain(plan, None)
-            hints = self._routing_hints(request.http, plan.session)
+            hints = self.routing_hints(request.http, plan.session)
             if prompts is None:
                 prompts = self._tokenize(plan)
             if prompts is None:
-                prompts = await self._in_thread(request, _characters(plan), self._tokenize_all, plan)
+                prompts = await self.in_thread(request, _characters(plan), self._tokenize_all, plan)
             plan.prompts = ()  # nor are their texts
             if dialect.renders:
                 await self._sender.send_json(
@@ -222,11 +222,11 @@ class GenerationRoutes:
             plan.cache_salt = info.tenant + (plan.cache_salt or "")
         return plan
 
-    async def _in_thread(
+    async def in_thread(
         self, request: ApiRequest, size: int, work: Callable[..., Result], *arguments: Any
     ) -> Result:
         made = await request.http.unless_gone(self._large.run_in_thread(size, work, *arguments))
-        self._check_open()
+        self.check_open()
         return made
 
     async def _compacted(
@@ -243,15 +243,15 @@ class GenerationRoutes:
         plan.compaction = None  # nor is it kept, with all that it refers to
         size = _characters(plan)
         if prompts is None:
-            prompts = await self._in_thread(request, size, self._lengths, plan, compaction.threshold)
+            prompts = await self.in_thread(request, size, self._lengths, plan, compaction.threshold)
         if prompts[0].length <= compaction.threshold:
             return plan, prompts
-        planned = self._salted(await self._in_thread(request, size, compaction.summary_plan), info)
-        asked = await self._in_thread(request, _characters(planned), self._tokenize_all, planned)
+        planned = self._salted(await self.in_thread(request, size, compaction.summary_plan), info)
+        asked = await self.in_thread(request, _characters(planned), self._tokenize_all, planned)
         answer = dialect.reply_format(plan, request.request_id)
         format = SummaryText(answer.api, answer.id)
         sampling = planned.sampling(asked[0].length)
-        hints = self._routing_hints(request.http, plan.session)
+        hints = self.routing_hints(request.http, plan.session)
         work = Work(planned, format, hints, asked, [sampling], (request.request_id, format.id))
         collected = CollectedReply(self._context, planned, format, request.arrival)
         request.http.sink.listen(collected)
@@ -259,9 +259,9 @@ class GenerationRoutes:
         error = await collected.done
         if collected.left:
             raise ClientGone
-        self._check_open()
+        self.check_open()
         text = format.text if error is None else ""
-        resumed = await self._in_thread(request, size, compaction.resumed, Summary(text, collected.usage()))
+        resumed = await self.in_thread(request, size, compaction.resumed, Summary(text, collected.usage()))
         return (plan, prompts) if resumed is None else (self._salted(resumed, info), None)
 
     def _lengths(self, plan: RequestPlan, threshold: int) -> list[Prompt]:
@@ -290,7 +290,7 @@ class GenerationRoutes:
                 pass
         plan = partial(self._plan, dialect, body, info, found, tokenize=True)
         made = await request.http.unless_gone(self._large.run_in_thread(size, plan))
-        self._check_open()
+        self.check_open()
         return made
 
     async def _plan_continued(
@@ -304,7 +304,7 @@ class GenerationRoutes:
         """The plan of a request that continues earlier ones."""
         async with self._look_ups:
             found = await looking
-            self._check_open()
+            self.check_open()
             size = len(body) + found.size
             info = info._replace(turn=self.turns.go_on(info.tenant, found.conversation, size))
             return await self._plan_anywhere(request, size, dialect, body, info, found)
@@ -400,15 +400,15 @@ class GenerationRoutes:
         """Start a reply that goes on without its client, and answer with its entry or with its events."""
         assert self._background is not None, "its dialect has a store"
         reserved = request.logprob_bytes
-        run = await self._background.begin(entry, work.format, lambda: self._end_one(reserved))
-        self._begin_one()
+        run = await self._background.begin(entry, work.format, lambda: self.end_one(reserved))
+        self.begin_one()
         request.logprob_bytes = 0
         streamed = StreamedReply(
             self._context, work.plan, work.format, request.arrival, sink=run, on_end=run.on_reply_end
         )
         run.listen(streamed)
         try:
-            self._check_open()
+            self.check_open()
             self._submit(streamed, work)
         except BaseException:
             run.abandon()
@@ -454,7 +454,7 @@ class GenerationRoutes:
             prompt = work.prompts[number // plan.n]
             engine = self._engine_client.pick(work.hints, prompt.ids, plan.cache_salt, plan.adapter)
             if engine is None:
-                raise self._no_engine(work.hints.rank, plan.adapter)
+                raise self.no_engine(work.hints.rank, plan.adapter)
             stream = reply.add(prompt, engine.rank)
             stream.pinned_rank = work.hints.rank
             written = isinstance(reply, StreamedReply)
@@ -486,7 +486,7 @@ class GenerationRoutes:
             raise ApiError(404, message, param="model", code="model_not_found")
         return adapter.key
 
-    def _no_engine(self, rank: int | None = None, adapter: AdapterKey | None = None) -> ApiError:
+    def no_engine(self, rank: int | None = None, adapter: AdapterKey | None = None) -> ApiError:
         """The error for a request of ``adapter`` that no engine takes, or not the one of ``rank``."""
         client = self._engine_client
         closed = client.refusal()
@@ -506,7 +506,7 @@ class GenerationRoutes:
             return no_engine(closed)
         return unavailable(f"Engine {rank} (X-data-parallel-rank) takes no requests.", "no_engine")
 
-    def _routing_hints(self, http: HttpRequest, session: str | None = None) -> RoutingHints:
+    def routing_hints(self, http: HttpRequest, session: str | None = None) -> RoutingHints:
         """From the headers X-Session-ID, else ``session``, and X-data-parallel-rank. Raises ApiError."""
         if RANK_HEADER not in http.fields and SESSION_HEADER not in http.fields:
             return NO_HINTS if session is None else RoutingHints(session)
@@ -525,11 +525,11 @@ class GenerationRoutes:
             )
         return RoutingHints(session, int(pin))
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self.draining:
             raise unavailable("The server is shutting down.", "draining")
         if not self._engine_client.accepts_streams():
-            raise self._no_engine()
+            raise self.no_engine()
 
     # -- prompts
 

@@ -25,6 +25,7 @@ from penstock.api.app import App
 from penstock.api.background import BackgroundResponses
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.generate import THREADS_BYTES, GenerationRoutes
+from penstock.api.pool import PoolingRoutes
 from penstock.api.request_spans import describe
 from penstock.api.routes.adapters import AdapterRoutes
 from penstock.api.routes.admin import EngineRoutes
@@ -47,8 +48,12 @@ from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.dispatch.state_changes import StateChanges
 from penstock.dispatch.weight_changes import WeightChanges
 from penstock.dispatch.weight_receiver import WeightReceiver
+from penstock.engine.pooling.description import describe_pooling
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults, model_type, sampling_defaults
+from penstock.generation.pooling.input_encoder import InputEncoder
+from penstock.generation.pooling.processor import PoolingProcessor
+from penstock.generation.pooling.reply import PooledReply
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.prompt_encoder import PromptEncoder, segment_marker
 from penstock.generation.prompt.tokenizer import Tokenizer
@@ -129,7 +134,7 @@ def _model_files() -> Iterator[None]:
         raise ConfigError(str(error)) from None
 
 
-def _ended(reply: RequestReply, took_s: float) -> RequestFigures:
+def _ended(reply: RequestReply | PooledReply, took_s: float) -> RequestFigures:
     usage, first = reply.usage(), reply.first_token_at
     return RequestFigures(
         took_s,
@@ -275,6 +280,7 @@ class _Server:
             defaults=defaults,
             model_type=model_type(launch.model_dir),
             transfers_kv=info.transfers_kv,
+            generates=info.pooling is None or info.pooling.generates,
         )
         adapters = self._engine_client.adapters
         input_processor = InputProcessor(self._config, model_info, tokenizer, template, adapters)
@@ -334,6 +340,7 @@ class _Server:
             config=self._config,
             models=ModelRoutes(input_processor, launch.model_dir),
             dialects=make_dialects(self._config, input_processor, store, launch.seal_key),
+            pool=self._pooling_routes(info, input_processor, context),
             token_counters=make_token_counters(self._config, input_processor, store, launch.seal_key),
             count_tokens=CountTokensRoutes(self._config, encoder, info.max_model_len, large),
             tokenize=TokenizeRoutes(input_processor, encoder, self._config, large),
@@ -358,6 +365,14 @@ class _Server:
             tracing=self._tracing(),
             spans=self._exports.spans,
         )
+
+    def _pooling_routes(
+        self, info: EngineInfo, inputs: InputProcessor, context: RequestContext
+    ) -> PoolingRoutes:
+        described = describe_pooling(Path(self._launch.model_dir), self._config.runner)
+        processor = PoolingProcessor(self._config, inputs, info.pooling, described)
+        encoder = InputEncoder(inputs.tokenizer, info.max_model_len)
+        return PoolingRoutes(self._config, self._generation, context, processor, encoder)
 
     def _tracing(self) -> TracePropagator | None:
         if self._exports.spans is None:
@@ -479,7 +494,7 @@ class _Server:
             await self._engine_client.refresh_metrics()
             throughput_log.write(time.monotonic())
 
-    def _on_reply_end(self, reply: RequestReply, outcome: str) -> None:
+    def _on_reply_end(self, reply: RequestReply | PooledReply, outcome: str) -> None:
         if outcome == "refused":  # counted with those that are refused before they have a reply
             return
         metrics = self._metrics
@@ -488,6 +503,8 @@ class _Server:
         metrics.ended.add(kind, took_s)
         if self._exports.metrics is not None:
             metrics.ended.add_exported(kind, _ended(reply, took_s))
+        if isinstance(reply, PooledReply):
+            return
         requests = metrics.requests_by_engine(reply.first_rank)
         n, choices = reply.plan.n, reply.choices
         if len(choices) == 1:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.api.api_request import ApiRequest
 from penstock.generation.plan import RequestPlan
+from penstock.generation.replies.reply import RequestReply
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.metrics.ended_requests import GOOD
 from penstock.telemetry.spans import OPERATIONS, PROVIDERS, Attribute, SpanData, present
@@ -28,7 +29,9 @@ class EndedRequest:
     error_type: str | None
     """None: it succeeded. Messages are left out: they may quote the request."""
     # -- None or empty if the request ended before it was planned
+    model: str | None = None
     plan: RequestPlan | None = None
+    """Of a request for text."""
     reply_id: str | None = None
     usage: TokenUsage | None = None
     finish_reasons: list[str] = field(default_factory=list)
@@ -44,7 +47,7 @@ def describe(request: EndedRequest) -> SpanData:
     """The contents of the request's span."""
     operation = OPERATIONS.get(request.path)
     plan, usage, first = request.plan, request.usage, request.first_token_at
-    model = None if plan is None else plan.model
+    model = request.model
     attributes: dict[str, Attribute | None] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": operation and PROVIDERS.get(request.path, "openai"),
@@ -107,12 +110,13 @@ def record_of(request: ApiRequest) -> EndedRequest:
     return replace(
         ended,
         error_type=ended.error_type or failure,
-        plan=reply.plan,
+        model=reply.plan.model,
+        plan=reply.plan if isinstance(reply.plan, RequestPlan) else None,
         reply_id=reply.format.id,
         usage=reply.usage(),
         finish_reasons=[choice.finish_reason.decode() for choice in reply.choices if choice.finish_reason],
         outcome=outcome,
         first_token_at=reply.first_token_at,
-        engine=reply.first_rank if reply.choices else None,
+        engine=None if isinstance(reply, RequestReply) and not reply.choices else reply.first_rank,
         resumptions=reply.resumptions,
     )

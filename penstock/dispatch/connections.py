@@ -85,6 +85,8 @@ class SubmitBatch:
         """Add another stream of the same request. Returns the bytes it adds, None if it needs another
         batch."""
         first = self.submits[0]
+        if submit.pooling is not None or first.pooling is not None:
+            return None
         if owner is not self.owner or submit.kv_transfer_params is not first.kv_transfer_params:
             return None
         if submit.resubmitted != first.resubmitted:
@@ -437,7 +439,7 @@ class Connections:
                 batch = item
                 try:
                     submit = join_submits(batch.submits)
-                    if engine.sent_prompts is not None:
+                    if engine.sent_prompts is not None and submit.pooling is None:
                         submit = engine.sent_prompts.shorten(submit, batch.known)
                     item = encode(submit)
                 except Exception:  # noqa: BLE001 - that request fails, the others do not notice
@@ -490,7 +492,11 @@ class Connections:
                 if isinstance(message, FrameHeader):
                     if len(parts) != 2:
                         raise WireError(f"a token frame has 2 parts, not {len(parts)}")
-                    frames.append(decode_frame(message, parts[1]))
+                    frame = decode_frame(message, parts[1])
+                    if frames and (frame.vectors is not None or frames[-1].vectors is not None):
+                        before, frames = frames, []
+                        self._receiver.on_frames(engine, before, now)
+                    frames.append(frame)
                 else:
                     before, frames = frames, []
                     if before:

@@ -18,6 +18,7 @@ from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.stream import Stream, StreamError
 from penstock.wire.arrays import I32
 from penstock.wire.messages import PAUSED, SLEEPING, Submit
+from penstock.wire.submits import without_inputs
 
 log = logging.getLogger(__name__)
 
@@ -172,13 +173,14 @@ class Resumption:
         left = []
         for entry, tokens in zip(entries, delivered, strict=True):
             stream = entry[1]
+            position = self._streams.num_delivered(stream)
             try:
-                submitted = self._submit(stream, _continuation(stream, tokens))
+                submitted = self._submit(stream, _continuation(stream, tokens, position))
             except Exception:  # noqa: BLE001 - this stream ends, the others go on
                 self._streams.break_off(stream)
                 continue
             if submitted:
-                stream.resumed_at = len(tokens)
+                stream.resumed_at = position
                 self._outcomes["resumed"] += 1
             else:
                 left.append(entry)
@@ -256,9 +258,10 @@ def _has_adapter(stream: Stream) -> bool:
     return stream.request is not None and stream.request.adapter is not None
 
 
-def _continuation(stream: Stream, delivered: I32) -> Submit:
-    """The request for the stream's next token onwards. It has no prompt logprobs, which came before the first
-    token, and no KV transfer parameters, since the KV cache fetched for the prompt is lost."""
+def _continuation(stream: Stream, delivered: I32, position: int) -> Submit:
+    """The request for the stream's next token onwards, or for its inputs from ``position`` on. It has no
+    prompt logprobs, which came before the first token, and no KV transfer parameters, since the KV cache
+    fetched for the prompt is lost."""
     request = stream.request
     assert request is not None  # every stream is opened to be submitted
     request = msgspec.structs.replace(request, resubmitted=True)
@@ -266,6 +269,8 @@ def _continuation(stream: Stream, delivered: I32) -> Submit:
         request = msgspec.structs.replace(request, interval=1, interval_ms=0)
     elif request.interval > RESUMED_INTERVAL:
         request = msgspec.structs.replace(request, interval=RESUMED_INTERVAL)
+    if request.pooling is not None:
+        return without_inputs(request, position)
     if not len(delivered):
         return request
     sampling = request.sampling

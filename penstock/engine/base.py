@@ -12,6 +12,7 @@ from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import EngineInfo, KVTransferParams, RoutedExperts, Submit
 from penstock.wire.sockets import Wakeup
+from penstock.wire.vectors import Vectors
 
 if TYPE_CHECKING:
     from penstock.engine.lora.adapter_table import AdapterTable
@@ -89,6 +90,8 @@ class StepRows:
     """Parameters by API server and stream, for streams that end here."""
     routed: Sequence[tuple[int, RoutedExperts]] = field(default=())
     """API server and message, for streams that end here."""
+    vectors: Vectors | None = None
+    """Of rows whose streams are inputs; then all rows are such, or have no tokens."""
 
 
 class Engine(Protocol):

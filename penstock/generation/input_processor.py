@@ -82,7 +82,7 @@ class InputProcessor:
         self.max_total = info.max_model_len
         """Most tokens of prompt and output together that context and KV caches hold."""
         self._max_tokens = min(info.max_model_len, info.defaults.max_new_tokens or info.max_model_len)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._renderer = None if template is None else ConversationRenderer(template, tools)
         self._sampled_turns = (
             None
@@ -141,13 +141,13 @@ class InputProcessor:
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids, special ones included."""
-        return self._tokenizer.decode(ids)
+        return self.tokenizer.decode(ids)
 
     def count_tokens(self, prompt: str, *, most: int) -> int:
         """Number of tokens of a prompt, or a greater one than ``most`` if it has more."""
-        if self._tokenizer.is_longer(prompt, most):
+        if self.tokenizer.is_longer(prompt, most):
             return max(most + 1, len(prompt) // ESTIMATED_ABOVE)
-        return self._tokenizer.encode_bytes(prompt, False)[1]
+        return self.tokenizer.encode_bytes(prompt, False)[1]
 
     # -- a request
 
@@ -210,7 +210,7 @@ class InputProcessor:
         base = validation.parse_sampling_params(
             request,
             self.model_info,
-            self._tokenizer,
+            self.tokenizer,
             max_tokens=most,
             seed=self._draw(63),
             logprobs=logprobs,

@@ -37,6 +37,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """As in config.json; empty: unknown."""
     transfers_kv: bool = False
     """Whether kv_transfer_params are supported."""
+    generates: bool = True
+    """Whether it serves text; one that does not makes vectors, scores or labels."""
 
 
 def model_type(directory: str | os.PathLike[str]) -> str:

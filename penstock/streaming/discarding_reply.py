@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.streaming.stream import Stream, StreamError
+from penstock.wire.arrays import F32, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import KVTransferParams, RoutedExperts
@@ -38,6 +39,9 @@ class DiscardingReply:
         pass
 
     def on_routes(self, stream: Stream, routes: RoutedExperts) -> None:
+        pass
+
+    def on_vectors(self, stream: Stream, first: int, counts: I32, width: int, values: F32) -> None:
         pass
 
     def on_resumed(self, rank: int, position: int) -> None:

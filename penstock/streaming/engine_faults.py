@@ -24,6 +24,8 @@ INVALID_TRANSFER = "invalid_kv_transfer_params"
 """KV transfer parameters that are no JSON object on one line: the stream ends."""
 INVALID_ROUTES = "invalid_routed_experts"
 """Experts of more tokens than the stream has, or that nobody asked for: the stream ends."""
+INVALID_VECTORS = "invalid_vectors"
+"""Vectors that are not those of the stream's next inputs, or that nobody asked for: the stream ends."""
 INVALID_CODE = "invalid_code"
 """A failure with an unknown code: the stream ends as it would by ``engine_error``."""
 INVALID_METRICS = "invalid_metrics"
@@ -38,6 +40,7 @@ FAULTS = (
     INVALID_LOGPROBS,
     INVALID_TRANSFER,
     INVALID_ROUTES,
+    INVALID_VECTORS,
     INVALID_CODE,
     INVALID_METRICS,
     UNREADABLE,

@@ -18,6 +18,7 @@ from penstock.streaming.engine_faults import (
     INVALID_ROUTES,
     INVALID_TOKEN,
     INVALID_TRANSFER,
+    INVALID_VECTORS,
     OUT_OF_ORDER,
     TOO_MANY_TOKENS,
     UNKNOWN_STREAM,
@@ -33,11 +34,12 @@ from penstock.streaming.rows.wide_rows import WideRows
 from penstock.streaming.stream import Stream, StreamError, StreamReply
 from penstock.streaming.stream_columns import NO_ENGINE, NO_LIMIT, StreamColumns
 from penstock.streaming.token_log import TokenLog
-from penstock.wire.arrays import I32
+from penstock.wire.arrays import F32, I32
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import KVTransferParams, RoutedExperts
 from penstock.wire.regroup import join_rows, take_rows
+from penstock.wire.vectors import Vectors
 
 _log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
 
@@ -50,6 +52,7 @@ _REFUSALS = {
     INVALID_LOGPROBS: "The engine sent logprobs that are not valid.",
     INVALID_TRANSFER: "The engine sent kv_transfer_params that are not valid.",
     INVALID_ROUTES: "The engine sent routed experts that are not valid.",
+    INVALID_VECTORS: "The engine sent vectors that are not valid.",
 }
 """What clients are told, by the reason why a row was refused."""
 
@@ -212,6 +215,9 @@ class OutputProcessor:
         """
         if not len(frame.stream):
             return
+        if frame.vectors is not None:
+            self._process_vectors(rank, frame, frame.vectors, now)
+            return
         texts, unchanged = self._texts_of(frame), self._unchanged.get(rank)
         if (
             texts is None
@@ -273,7 +279,8 @@ class OutputProcessor:
     def _sift(self, rank: int, frame: TokenFrame) -> TokenFrame:
         """The rows that fit. Drops rows of streams that the engine does not run, and ends the streams of
         other rows."""
-        frame = join_rows([frame])
+        if frame.vectors is None:
+            frame = join_rows([frame])
         handles, own = frame.stream, self._columns.is_run_by(rank, frame)
         stray = handles[~own]
         if len(stray):
@@ -335,6 +342,44 @@ class OutputProcessor:
         if self._log is not None:
             self._log.append(handles, frame.tokens, frame.count)
         self._writer.write(frame, texts, unchanged)
+
+    def _process_vectors(self, rank: int, frame: TokenFrame, vectors: Vectors, now: float) -> None:
+        """Deliver rows of inputs to their streams."""
+        if not self._columns.fits(rank, frame):
+            frame = self._sift(rank, frame)
+            assert frame.vectors is not None  # rows were taken
+            vectors = frame.vectors
+        self._columns.advance(frame)
+        self._columns.last.put(frame.stream, now)
+        counts = frame.counts()
+        of_values = np.cumsum(vectors.sizes(frame.tokens, counts)).tolist()
+        of_inputs = np.cumsum(counts).tolist()
+        finish = [0] * frame.rows if frame.finish is None else frame.finish.tolist()
+        start = first = 0
+        for row, (handle, end, last) in enumerate(
+            zip(frame.stream.tolist(), of_values, of_inputs, strict=True)
+        ):
+            stream = self.streams[handle]
+            if stream is not None:
+                counted, values = frame.tokens[first:last], vectors.values[start:end]
+                self._hand_vectors(rank, stream, frame, row, counted, values)
+                if finish[row]:
+                    self._handle_row_now(stream, (), FinishReason(finish[row]), 0, None)
+            start, first = end, last
+
+    def _hand_vectors(
+        self, rank: int, stream: Stream, frame: TokenFrame, row: int, counts: I32, values: F32
+    ) -> None:
+        if not len(counts):
+            return
+        assert frame.vectors is not None
+        first, width = int(frame.position[row]), int(frame.vectors.width[row])
+        try:
+            stream.reply.on_vectors(stream, first, counts, width, values)
+        except InvalidOutputError as error:
+            self._refuse(rank, stream.handle, error.reason, str(error))
+        except Exception:  # noqa: BLE001 - this stream ends, the others go on
+            self.break_off(stream)
 
     def _without_prompts(self, rank: int, frame: TokenFrame, prompt: PromptLogprobs) -> TokenFrame:
         """Deliver prompt logprobs to their streams. Returns the rows that have tokens or a finish."""

@@ -10,6 +10,7 @@ from penstock.http.write_target import WriteTarget
 from penstock.streaming.request_states import StreamState
 from penstock.streaming.rows.event_record import EventRecord
 from penstock.streaming.rows.token_fields import TokenFields
+from penstock.wire.arrays import F32, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import KVTransferParams, RoutedExperts, Submit
@@ -63,6 +64,12 @@ class StreamReply(Protocol):
 
     def on_routes(self, stream: Stream, routes: RoutedExperts) -> None:
         """The experts of the stream's tokens, before its last row. Raises InvalidOutputError."""
+        ...
+
+    def on_vectors(self, stream: Stream, first: int, counts: I32, width: int, values: F32) -> None:
+        """Vectors of the stream's next inputs, from index ``first`` on: ``counts`` int32[inputs] of each,
+        ``values`` float32[sum of counts, ``width``] flat, a view into the frame. Raises
+        InvalidOutputError."""
         ...
 
     def on_resumed(self, rank: int, position: int) -> None:

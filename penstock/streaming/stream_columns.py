@@ -119,7 +119,8 @@ class StreamColumns:
         """Masks, bool[R], by reason: rows that do not fit their stream."""
         handles, counts = frame.stream, frame.counts()
         token_rows = np.repeat(np.arange(len(handles)), counts)
-        unknown = token_rows[frame.tokens >= self._vocabulary]
+        known = self._vocabulary if frame.vectors is None else NO_LIMIT  # those tell numbers of vectors
+        unknown = token_rows[frame.tokens >= known]
         return {
             OUT_OF_ORDER: self.position.take(handles, mode="clip") != frame.position,
             INVALID_TOKEN: np.bincount(unknown, minlength=len(handles)).astype(np.bool_),

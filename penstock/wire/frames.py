@@ -19,6 +19,9 @@ prompt     sparse        P prompt tokens with W candidates each, the prompt's ow
                          (index of a row of their stream, ascending), ``pl_position`` int32[P] (index in the
                          prompt), ``pl_ids``, ``pl_values`` and ``pl_rank`` as with logprobs; further entries
                          of a token have the rank 0. They may come in rows without tokens, during prefill
+vectors    dense         of streams whose inputs become vectors: ``vec_width`` int32[R] and ``vec_values``
+                         float32, see :mod:`penstock.wire.vectors`; ``position`` and ``count`` are of inputs,
+                         ``tokens`` says how many vectors each input has
 =========  ============  ==========================================================================
 """
 
@@ -36,6 +39,7 @@ from numpy.typing import NDArray
 from penstock.wire.arrays import I8, I32
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import MAX_LISTED_LOGPROBS, FrameHeader, KVTransferParams, WireError, encode
+from penstock.wire.vectors import Vectors
 
 
 class FinishReason(IntEnum):
@@ -74,6 +78,8 @@ class Column(IntEnum):
     PL_IDS = 12
     PL_VALUES = 13
     PL_RANK = 14
+    VEC_WIDTH = 15
+    VEC_VALUES = 16
 
 
 # Plain ints: an IntEnum takes 1 microsecond to find a member by value, and is hashed by a Python function.
@@ -83,6 +89,7 @@ _LP_TOKEN, _LP_IDS, _LP_VALUES, _ = _LOGPROBS
 _PROMPT = tuple(
     map(int, (Column.PL_ROW, Column.PL_POSITION, Column.PL_IDS, Column.PL_VALUES, Column.PL_RANK))
 )
+_VEC_WIDTH, _VEC_VALUES = int(Column.VEC_WIDTH), int(Column.VEC_VALUES)
 _OF_CANDIDATES = (Column.LP_IDS, Column.LP_VALUES, Column.PL_IDS, Column.PL_VALUES)
 _NOT_NEGATIVE = {
     _STREAM: "a negative stream or position",
@@ -90,9 +97,16 @@ _NOT_NEGATIVE = {
     _COUNT: "count does not add up to the tokens",
     _TOKENS: "a negative token id",
     _CACHED: "a negative number of cached tokens",
+    _VEC_WIDTH: "vectors of a negative width",
 }
 """Columns without negative numbers, and what is wrong if there is one."""
-_PER_ROW = {_POSITION: "position", _COUNT: "count", _FINISH: "finish", _CACHED: "cached"}
+_PER_ROW = {
+    _POSITION: "position",
+    _COUNT: "count",
+    _FINISH: "finish",
+    _CACHED: "cached",
+    _VEC_WIDTH: "vec_width",
+}
 _LAST = max(FinishReason)
 MAX_CANDIDATES = 1 + MAX_LISTED_LOGPROBS
 """Maximum candidates of an entry that are taken."""
@@ -102,6 +116,7 @@ _DTYPE: dict[int, np.dtype[Any]] = dict.fromkeys(map(int, Column), _INT32) | {
     _FINISH: np.dtype("i1"),
     int(Column.LP_VALUES): np.dtype("<f4"),
     int(Column.PL_VALUES): np.dtype("<f4"),
+    _VEC_VALUES: np.dtype("<f4"),
 }
 
 
@@ -131,6 +146,7 @@ class TokenFrame(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """Parameters by stream, for streams that end in this frame."""
     weights: int = 0
     """Generation of the weights with which all tokens were computed."""
+    vectors: Vectors | None = None
 
     @property
     def rows(self) -> int:
@@ -156,6 +172,8 @@ def encode_frame(frame: TokenFrame) -> list[bytes]:
         prompt = frame.prompt
         given = (prompt.row, prompt.position, prompt.ids, prompt.values, prompt.rank)
         columns += zip(_PROMPT, given, strict=True)
+    if frame.vectors is not None:
+        columns += ((_VEC_WIDTH, frame.vectors.width), (_VEC_VALUES, frame.vectors.values))
     columns.append((_FINISH, frame.finish))  # int8 last keeps the others aligned
     layout: list[int] = []
     parts: list[NDArray[Any]] = []
@@ -199,7 +217,7 @@ class _Layout(NamedTuple):
     rows: int
     tokens: int
     sparse: bool
-    """Whether there are logprobs."""
+    """Whether there are logprobs or vectors."""
 
 
 @lru_cache(maxsize=1024)
@@ -275,6 +293,7 @@ def decode_frame(header: FrameHeader, body: bytes) -> TokenFrame:
     if layout.sparse:
         frame.logprobs = _decode_logprobs(columns, layout.tokens)
         frame.prompt = _decode_prompt(columns, layout.rows)
+        frame.vectors = _decode_vectors(columns, frame)
     return frame
 
 
@@ -315,6 +334,17 @@ def _decode_prompt(columns: dict[int, NDArray[Any]], rows: int) -> PromptLogprob
     if (row[1:] < row[:-1]).any():
         raise WireError("frame: prompt logprobs are not in ascending order of their rows")
     return PromptLogprobs(row, position, *_candidates(len(row), ids, values), rank)
+
+
+def _decode_vectors(columns: dict[int, NDArray[Any]], frame: TokenFrame) -> Vectors | None:
+    if _VEC_WIDTH not in columns and _VEC_VALUES not in columns:
+        return None
+    if _VEC_WIDTH not in columns or _VEC_VALUES not in columns:
+        raise WireError("frame: vector columns come together or not at all")
+    vectors = Vectors(columns[_VEC_WIDTH], columns[_VEC_VALUES])
+    if int(vectors.sizes(frame.tokens, frame.counts()).sum()) != len(vectors.values):
+        raise WireError("frame: the vectors' width does not fit their values")
+    return vectors
 
 
 def _has_group(columns: dict[int, NDArray[Any]], group: Sequence[int]) -> bool:

@@ -37,7 +37,9 @@ from typing import Annotated, Any, TypeAlias, TypeGuard, TypeVar
 import msgspec
 from msgspec import Meta
 
-ENGINE_PROTOCOL_VERSION = 7
+from penstock.wire.pooling import PoolingInfo, PoolingParams, columns_fault
+
+ENGINE_PROTOCOL_VERSION = 8
 
 Handle: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 """An API server's number for one stream, repeated in every row; int32 on the wire."""
@@ -276,6 +278,10 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     again."""
     hints: CacheHints | None = None
     """None: the client has said nothing."""
+    pooling: PoolingParams | None = None
+    """What is made of inputs, whose token ids follow each other in ``prompt``; ``sampling.max_tokens`` is the
+    number of the stream's inputs, of which ``resumed`` have been answered and are not in the prompt. None:
+    the prompt is continued."""
 
     @property
     def adapter_key(self) -> AdapterKey | None:
@@ -415,6 +421,8 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     """Properties of the KV cache that metrics show (:data:`CACHE_CONFIG_LABELS`); empty without one."""
     lora: LoraInfo | None = None
     """None: it runs no adapters."""
+    pooling: PoolingInfo | None = None
+    """None: it makes text alone."""
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=16):
@@ -608,6 +616,11 @@ def decode_from_server(part: bytes | memoryview) -> FromServer:
 
 
 def _check_prompts(submit: Submit) -> None:
+    if submit.pooling is not None:
+        reason = columns_fault(submit.pooling, submit.prompt, submit.sampling.max_tokens - submit.resumed)
+        if reason or submit.choices:
+            raise InvalidSubmit(reason or "choices of inputs", [(submit.stream, submit.resumed)])
+        return
     for prompt in (submit.prompt, *(choice.prompt for choice in submit.choices)):
         if prompt is not None and (not prompt or len(prompt) % 4):
             reason = f"prompt has {len(prompt)} bytes, not a positive multiple of 4"

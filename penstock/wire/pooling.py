@@ -6,7 +6,10 @@ from enum import IntEnum
 from typing import Annotated, TypeAlias
 
 import msgspec
+import numpy as np
 from msgspec import Meta
+
+from penstock.wire.arrays import I32
 
 MAX_LABELS = 1 << 20
 """More than any classifier has."""
@@ -37,7 +40,7 @@ _Columns: TypeAlias = Annotated[bytes, Meta(max_length=4 * MAX_STREAM_INPUTS)]
 class PoolingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What is made of a stream's inputs, whose token ids follow each other in Submit.prompt."""
 
-    task: Annotated[int, Meta(ge=0, le=max(PoolingTask))]
+    task: Annotated[int, Meta(ge=0, le=int(max(PoolingTask)))]
     """A :class:`PoolingTask`."""
     lengths: _Columns
     """int32 little-endian [inputs]: tokens of each input, at least one."""
@@ -54,11 +57,30 @@ class PoolingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     skipped: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     """Tokens at the start of each input, those of a prompt, that its vector is not pooled from."""
 
+    def columns(self) -> tuple[I32, I32]:
+        """``lengths`` and ``seconds`` as arrays, int32[inputs]."""
+        lengths = np.frombuffer(self.lengths, "<i4")
+        return lengths, np.frombuffer(self.seconds, "<i4") if self.seconds else np.zeros_like(lengths)
+
+
+def columns_fault(params: PoolingParams, prompt: bytes, inputs: int) -> str:
+    """Why the columns do not fit a prompt of so many ``inputs``; empty: they do."""
+    if len(params.lengths) != 4 * inputs or not inputs:
+        return f"lengths has {len(params.lengths)} bytes, not 4 for each of {inputs} inputs"
+    if params.seconds and len(params.seconds) != len(params.lengths):
+        return f"seconds has {len(params.seconds)} bytes, not {len(params.lengths)}"
+    lengths, seconds = params.columns()
+    if lengths.min() < 1 or 4 * int(lengths.sum(dtype=np.int64)) != len(prompt):
+        return f"lengths do not add up to a prompt of {len(prompt)} bytes"
+    if ((seconds < 0) | (seconds >= lengths)).any():
+        return "seconds is not within the inputs"
+    return ""
+
 
 class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
     """What an engine makes besides text."""
 
-    tasks: tuple[Annotated[int, Meta(ge=0, le=max(PoolingTask))], ...]
+    tasks: tuple[Annotated[int, Meta(ge=0, le=int(max(PoolingTask)))], ...]
     width: Annotated[int, Meta(ge=0, lt=1 << 24)] = 0
     """Values of a whole vector; 0: it makes none."""
     labels: Annotated[int, Meta(ge=0, le=MAX_LABELS)] = 0

@@ -13,6 +13,7 @@ from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import TokenFrame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs, concat_logprobs, concat_prompt_logprobs
 from penstock.wire.messages import KVTransferParams, WireError
+from penstock.wire.vectors import take_vectors
 
 NOT_CONSECUTIVE = (1 << 31) - 1
 """Position of a merged row whose parts do not follow each other: a gap, a repetition, or rows after the end.
@@ -27,6 +28,9 @@ def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
     if frame.count is not None:
         gather, count = token_order(frame.count, rows), frame.count[rows]
     tokens = frame.tokens[gather]
+    vectors = frame.vectors
+    if vectors is not None:
+        vectors = take_vectors(vectors, frame.tokens, frame.counts(), rows)
     logprobs = frame.logprobs
     if logprobs is not None and logprobs.cover(len(frame.tokens)):
         logprobs = logprobs.select_entries(gather, np.arange(len(gather), dtype=np.int32))
@@ -49,6 +53,7 @@ def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
         accepted=frame.accepted,
         kv_transfer_params=_taken_params(frame.kv_transfer_params, stream),
         weights=frame.weights,
+        vectors=vectors,
     )
 
 

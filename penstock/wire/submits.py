@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 from msgspec.structs import replace
 
 from penstock.wire.messages import CacheHints, Submit, SubmitChoice
@@ -66,6 +67,20 @@ def split_submit(joined: Submit) -> Iterator[Submit]:
             resumed=len(choice.output) // 4,
             choices=(),
         )
+
+
+def without_inputs(request: Submit, count: int) -> Submit:
+    """A request for vectors without the first ``count`` inputs of its stream, which have been answered."""
+    pooling = request.pooling
+    assert pooling is not None
+    done = 4 * (count - request.resumed)
+    tokens = int(np.frombuffer(pooling.lengths[:done], "<i4").sum(dtype=np.int64))
+    return replace(
+        request,
+        prompt=request.prompt[4 * tokens :],
+        pooling=replace(pooling, lengths=pooling.lengths[done:], seconds=pooling.seconds[done:]),
+        resumed=count,
+    )
 
 
 def shared_size(submit: Submit) -> int:

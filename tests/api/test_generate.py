@@ -128,8 +128,8 @@ def test_an_exception_on_the_way_leaves_no_stream_behind(place: str, at: int) ->
 
 def test_a_named_engine_that_takes_nothing_is_named_in_the_error() -> None:
     def test(routes: GenerationRoutes, desk: Desk) -> None:
-        assert "Engine 2 (X-data-parallel-rank) takes no" in routes._no_engine(2).message
-        assert routes._no_engine().message == "No engine takes requests."
+        assert "Engine 2 (X-data-parallel-rank) takes no" in routes.no_engine(2).message
+        assert routes.no_engine().message == "No engine takes requests."
 
     in_routes(Fleet(1, none), test)
 
@@ -138,7 +138,7 @@ def test_a_named_engine_that_takes_nothing_is_named_in_the_error() -> None:
 def test_a_rank_that_there_is_not_is_refused_by_the_name_of_its_header(value: str) -> None:
     def test(routes: GenerationRoutes, desk: Desk) -> None:
         with pytest.raises(ApiError, match=r"X-data-parallel-rank is '.{0,25}', there are ") as error:
-            routes._routing_hints(http_request(headers=[(b"x-data-parallel-rank", value.encode("latin-1"))]))
+            routes.routing_hints(http_request(headers=[(b"x-data-parallel-rank", value.encode("latin-1"))]))
         assert error.value.status == 400
 
     in_routes(Fleet(1, none), test)
@@ -147,7 +147,7 @@ def test_a_rank_that_there_is_not_is_refused_by_the_name_of_its_header(value: st
 def test_a_rank_may_have_leading_zeros() -> None:
     def test(routes: GenerationRoutes, desk: Desk) -> None:
         headers = [(b"x-data-parallel-rank", b"002"), (b"x-session-id", b"s")]
-        assert routes._routing_hints(http_request(headers=headers)) == RoutingHints("s", 2)
+        assert routes.routing_hints(http_request(headers=headers)) == RoutingHints("s", 2)
 
     in_routes(Fleet(1, none), test)
 
@@ -208,7 +208,7 @@ def test_a_session_is_the_headers_or_the_requests(
     plan = PLANNER.completion(body(prompt_cache_key=key))
 
     def test(routes: GenerationRoutes, desk: Desk) -> None:
-        assert routes._routing_hints(http_request(headers=headers), plan.session).session == session
+        assert routes.routing_hints(http_request(headers=headers), plan.session).session == session
 
     in_routes(Fleet(1, none), test)
 
@@ -236,7 +236,7 @@ def test_a_refused_background_response_does_not_count_as_running(
             work = Work(plan, format, NO_HINTS, [PROMPT], [plan.sampling(2)], ("1", "resp_1"))
             request = api_request()
             request.logprob_bytes = 8
-            routes._begin_one()
+            routes.begin_one()
             routes._logprob_bytes = 8
             with pytest.raises(ApiError):
                 await routes._run_in_background(work, stored, request)

@@ -44,6 +44,7 @@ from penstock.wire.messages import (
     decode_from_server,
     encode,
 )
+from penstock.wire.pooling import PoolingInfo, PoolingParams, PoolingTask
 
 PROMPT = b"\x01\x00\x00\x00\xff\x7f\x00\x00"
 GREEDY = SamplingParams(16, 7)
@@ -80,11 +81,14 @@ EVERYTHING_HEX = (
     "cb3fd0000000000000cbbfd000000000000002c392030405008107cbbff8000000000000920809929201029103a167c3920604c396099291019202039191049204059106c3"
 )
 
+POOLING = PoolingParams(PoolingTask.CLASSIFY, b"\2\0\0\0", 9, False, False, b"\1\0\0\0", 5)
+POOLING_HEX = "9702c4040200000009c2c2c4040100000005"
+
 FROM_SERVER: list[tuple[FromServer, str]] = [
     (Hello(1, 2, 3, 4, 5, "6"), "97010102030405a136"),
     (
         Submit(5, PROMPT, GREEDY),
-        "dc00130205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a090c000c0",
+        "dc00140205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a090c000c0c0",
     ),
     (
         Submit(
@@ -103,22 +107,29 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
             ids=("x", "cmpl-x"),
             hints=CacheHints(300, "s", b"{}"),
         ),
-        "dc00130205c40801000000ff7f0000"
+        "dc00140205c40801000000ff7f0000"
         + EVERYTHING_HEX
-        + "0affa17302ccfaa161c4027b7d90c3a0a16492a178a6636d706c2d78c00093cd012ca173c4027b7d",
+        + "0affa17302ccfaa161c4027b7d90c3a0a16492a178a6636d706c2d78c00093cd012ca173c4027b7dc0",
     ),
     (
         Submit(
             5, PROMPT, GREEDY, choices=(SubmitChoice(6, 8, 15), SubmitChoice(7, 9, 14, 2, PROMPT, PROMPT))
         ),
-        "dc00130205c40801000000ff7f0000"
+        "dc00140205c40801000000ff7f0000"
         + GREEDY_HEX
         + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000"
-        "c2a0a090c000c0".replace(" ", ""),
+        "c2a0a090c000c0c0".replace(" ", ""),
     ),
     (
         Submit(5, PROMPT, GREEDY, prefix=KeptPrefix(3, 1000, True), keep=4),
-        "dc00130205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a0909303cd03e8c304c0",
+        "dc00140205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a0909303cd03e8c304c0c0",
+    ),
+    (
+        Submit(5, PROMPT, msgspec.structs.replace(GREEDY, max_tokens=1), pooling=POOLING),
+        "dc00140205c40801000000ff7f0000"
+        + GREEDY_HEX.replace("dc00161007", "dc00160107")
+        + "0100c00000c0c090c2a0a090c000c0"
+        + POOLING_HEX,
     ),
     (Abort([1, 70000]), "93039201ce00011170c2"),
     (Abort([1], stopped=True), "93039101c3"),
@@ -130,16 +141,28 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
         "92079295a5736c6565700381a56c6576656c01c2c295a1610480c3c3",
     ),
 ]
+POOLING_INFO = PoolingInfo((0, 2), 8, 3, True)
 LORA = LoraInfo(4, 16, 64, {"m.q": (8, 16)})
 INFO = EngineInfo(
-    "torch", 4096, 32000, 256, (1, 2), "cuda:0", "bfloat16", 65536, True, {"block_size": "16"}, LORA
+    "torch",
+    4096,
+    32000,
+    256,
+    (1, 2),
+    "cuda:0",
+    "bfloat16",
+    65536,
+    True,
+    {"block_size": "16"},
+    LORA,
+    POOLING_INFO,
 )
 FROM_ENGINE: list[tuple[FromEngine, str]] = [
     (Draining(), "9116"),
     (
         Welcome(1, 2, 3, INFO, 4, 5),
-        "97100102039ba5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
-        "c381aa626c6f636b5f73697a65a231369404104081a36d2e719208100405",
+        "97100102039ca5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
+        "c381aa626c6f636b5f73697a65a231369404104081a36d2e71920810949200020803c30405",
     ),
     (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 0.5, 70), "99110c960003010303030405cb3fe000000000000046c000"),
     (

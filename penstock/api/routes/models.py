@@ -32,6 +32,7 @@ class ModelRoutes:
     def __init__(self, processor: InputProcessor, root: str) -> None:
         """``root``: directory or name of the model."""
         self._processor = processor
+        self.info = processor.model_info
         self._root = root
         self._created = int(time.time())
         self.others = make_describing_routes(processor)

@@ -21,6 +21,14 @@ class ModelOptions:
             positional=True,
         ),
     ] = None
+    runner: Annotated[
+        Literal["auto", "generate", "pooling", "both"],
+        option(
+            "What the model is served for: generate (text), pooling (vectors, scores or labels), or both, of "
+            "a model that generates text. auto: what its files say.",
+            "Model",
+        ),
+    ] = "auto"
     served_model_name: Annotated[
         list[str] | None,
         option("Model names that clients may use; responses carry the first. Default: MODEL.", "Model"),

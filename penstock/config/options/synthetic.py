@@ -42,6 +42,25 @@ class SyntheticOptions:
             ge=0,
         ),
     ] = 0.0
+    synthetic_dimensions: Annotated[
+        int,
+        option(
+            "With --runner pooling or both: values of a vector of the synthetic engine.",
+            "Synthetic engine",
+            ge=1,
+            le=65536,
+        ),
+    ] = 384
+    synthetic_labels: Annotated[
+        int,
+        option(
+            "With --runner pooling or both: labels of the synthetic engine's classifier; one makes it a "
+            "cross-encoder.",
+            "Synthetic engine",
+            ge=1,
+            le=65536,
+        ),
+    ] = 1
     synthetic_fault: Annotated[
         Annotated[str, Meta(pattern=r"^(error|exit|hang|stream-error)@[0-9]+\Z")] | None,
         option(

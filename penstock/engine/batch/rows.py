@@ -12,6 +12,7 @@ from penstock.engine.base import StepRows, StreamFailure
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs, concat_logprobs, concat_prompt_logprobs
 from penstock.wire.messages import KVTransferParams
+from penstock.wire.vectors import Vectors
 
 NumberT = TypeVar("NumberT", bound=np.generic)
 
@@ -55,6 +56,7 @@ def concat_rows(parts: Sequence[StepRows]) -> StepRows:
         prompt=_concat_prompt_logprobs(parts),
         kv_transfer_params=_merge_transfer_params(parts),
         routed=[each for part in parts for each in part.routed],
+        vectors=_concat_vectors(parts),
     )
 
 
@@ -81,6 +83,19 @@ def _concat_logprobs(parts: Sequence[StepRows]) -> Logprobs | None:
             shifted.append(part.logprobs.moved_by(offset))
         offset += len(part.tokens)
     return concat_logprobs(shifted)
+
+
+def _concat_vectors(parts: Sequence[StepRows]) -> Vectors | None:
+    if all(part.vectors is None for part in parts):
+        return None
+    given = [
+        Vectors(np.zeros(len(part.stream), np.int32), np.zeros(0, np.float32))
+        if part.vectors is None
+        else part.vectors
+        for part in parts
+    ]
+    width = np.concatenate([each.width for each in given])
+    return Vectors(width, np.concatenate([each.values for each in given]))
 
 
 def _merge_transfer_params(parts: Sequence[StepRows]) -> dict[int, dict[int, KVTransferParams]] | None:

@@ -50,7 +50,7 @@ class FrameBacklog:
 
 
 def _mergeable(earlier: TokenFrame, later: TokenFrame) -> bool:
-    if earlier.weights != later.weights:
+    if earlier.weights != later.weights or not (earlier.vectors is later.vectors is None):
         return False
     full = _weight(earlier) >= SEGMENT_TOKENS_PER_ROW * earlier.rows
     return not full and 2 * _weight(later) >= _weight(earlier)
@@ -67,6 +67,8 @@ def _bytes_of(frame: TokenFrame) -> int:
         size += 2 * frame.logprobs.ids.nbytes
     if frame.prompt is not None:
         size += 2 * frame.prompt.ids.nbytes
+    if frame.vectors is not None:
+        size += frame.vectors.values.nbytes
     if frame.kv_transfer_params is not None:
         size += sum(len(params) for params in frame.kv_transfer_params.values())
     return size

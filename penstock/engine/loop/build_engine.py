@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+
+import msgspec
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import Engine
+from penstock.engine.pooling.description import PoolingDescription, describe_pooling
+from penstock.engine.pooling.engine import PoolingEngine
+from penstock.engine.vocabulary import read_vocab_size
 from penstock.wire.control import Launch
+from penstock.wire.messages import EngineInfo
 from penstock.wire.sockets import process_group_spec
 from penstock.wire.vllm.addresses import bind_address
 from penstock.wire.vllm.attachment_file import AttachmentFile
@@ -17,17 +24,12 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
     """The engine of ``launch.config.engine``; imports the code of that engine only. Raises ConfigError."""
     config = with_rank_limits(launch.config, launch.index)
     if config.engine == "synthetic":
-        from penstock.engine.synthetic.engine import SyntheticEngine
-
-        return SyntheticEngine(
-            config,
-            launch.model_dir,
-            progress,
-            tokenizer_dir=launch.tokenizer_dir,
-            script=launch.script,
-        )
+        return _synthetic_engine(launch, config, progress)
     if config.engine == "vllm":
         return _attached_engine(launch, config, progress)
+    described = describe_pooling(Path(launch.model_dir), config.runner)
+    if described is not None and not described.generates:
+        return _torch_pooling(launch, config, described, progress)
     group = None
     if config.enable_expert_parallel:
         group = process_group_spec(
@@ -48,6 +50,53 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
         rank=launch.index,
         group=group,
     )
+
+
+def _synthetic_engine(
+    launch: Launch, config: ServeConfig, progress: Callable[[str, float | None], None]
+) -> Engine:
+    from penstock.engine.synthetic.engine import SyntheticEngine
+    from penstock.engine.synthetic.faults import Faults
+    from penstock.engine.synthetic.pooling import SyntheticPooling
+
+    described = describe_pooling(Path(launch.model_dir), config.runner)
+    text = SyntheticEngine(
+        config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir, script=launch.script
+    )
+    if config.runner == "generate" or (config.runner == "auto" and described is None):
+        return text
+    model = SyntheticPooling(
+        config.synthetic_dimensions,
+        config.synthetic_labels,
+        step_s=config.synthetic_step_ms / 1000,
+        faults=Faults(config.synthetic_fault),
+        generates=config.runner == "both",
+    )
+    info = msgspec.structs.replace(text.info, pooling=model.info)
+    return PoolingEngine(config, model, info)
+
+
+def _torch_pooling(
+    launch: Launch,
+    config: ServeConfig,
+    described: PoolingDescription,
+    progress: Callable[[str, float | None], None],
+) -> Engine:
+    from penstock.engine.torch.pooling.loader import (  # type: ignore[import-not-found,unused-ignore]
+        load_pooling_model,
+    )
+
+    model = load_pooling_model(config, launch.model_dir, described, progress, launch.index)
+    info = EngineInfo(
+        engine="torch",
+        max_model_len=min(config.max_model_len or described.max_tokens, described.max_tokens),
+        vocab_size=read_vocab_size(Path(launch.model_dir)),
+        max_num_seqs=config.max_num_seqs,
+        device=model.device,
+        dtype=model.dtype,
+        pooling=model.info,
+    )
+    return PoolingEngine(config, model, info)
 
 
 def _attached_engine(

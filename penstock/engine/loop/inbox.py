@@ -239,6 +239,8 @@ class Inbox:
             refusal = refusal or self._hooks.refuse_streams()
             if refusal is not None:
                 raise refusal
+            if request.pooling is not None and self._engine.info.pooling is None:
+                raise RequestRejected("pooling: this engine makes text alone")
             numbered = msgspec.structs.replace(request, stream=number)
             self._engine.submit(peer.server, numbered)
             self._stats.arrive(numbered, time.monotonic())

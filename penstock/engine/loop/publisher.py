@@ -124,6 +124,7 @@ class Publisher:
                 kv_used=load.kv_used,
                 prompt=rows.prompt,
                 weights=self._weights,
+                vectors=rows.vectors,
             )
             self._split(rows, frame, rows.kv_transfer_params or {})
         self._drain_rate.step(0 if rows.finish is None else int(np.count_nonzero(rows.finish)))

@@ -21,6 +21,7 @@ from penstock.metrics.snapshot import Series, histogram_series
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import OVERLOADED, UNAVAILABLE, Submit
+from penstock.wire.vectors import Vectors
 
 REASONS = ("stop", "length", "abort", "error")
 _REASON = {
@@ -39,7 +40,7 @@ _STREAM = np.dtype(
         ("last", np.float64),  # latest tokens; before them, arrival
         ("prompt", np.int32),  # prompt tokens, without the output that a resumed stream brings
         ("cached", np.int32),  # of these, found in a prefix cache
-        ("max_tokens", np.int32),
+        ("max_tokens", np.int32),  # 0: of inputs, which become vectors
         ("preemptions", np.int32),
         ("stopped", np.bool_),  # aborted because its text contains a stop string
     ],
@@ -117,9 +118,11 @@ class EngineStats:
         self.changes += 1
         while request.stream >= len(self._table):
             self._set_table(np.concatenate((self._table, np.zeros_like(self._table))))
-        first = now if request.resumed else 0.0
-        prompt = len(request.prompt) // 4 - request.resumed
-        most = request.sampling.max_tokens
+        first, prompt, most = 0.0, len(request.prompt) // 4, request.sampling.max_tokens
+        if request.pooling is not None:
+            most = 0
+        elif request.resumed:
+            first, prompt = now, prompt - request.resumed
         self._table[request.stream] = (now, 0.0, first, now, prompt, 0, most, 0, False)
 
     def admit(self, streams: Iterable[tuple[int, int]], now: float) -> None:
@@ -158,7 +161,10 @@ class EngineStats:
         tokens, self.generation_tokens = generated - self.generation_tokens, generated
         if len(rows.stream):
             at = rows.stream.astype(np.intp)
-            self._on_tokens(at, rows, now)
+            if rows.vectors is None:
+                self._on_tokens(at, rows, now)
+            else:
+                self._on_vectors(at, rows.vectors, now)
             if rows.finish is not None:
                 ended = np.flatnonzero(rows.finish)
                 counts = 1 if rows.count is None else rows.count[ended]
@@ -191,6 +197,12 @@ class EngineStats:
         else:
             self._itl.observe_times(since / np.maximum(count, 1), count)
 
+    def _on_vectors(self, at: NDArray[np.intp], vectors: Vectors, now: float) -> None:
+        """Prompts count when the first of their inputs has become a vector."""
+        begins = at[(vectors.width > 0) & (self._first[at] == 0)]
+        self._first[begins] = now
+        self.prompt_tokens += int(self._prompt[begins].sum())
+
     def _on_first_tokens(self, at: NDArray[np.intp], cached: I32 | None, now: float) -> None:
         self._first[at] = now
         self.prompt_tokens += int(self._prompt[at].sum())
@@ -206,9 +218,15 @@ class EngineStats:
         counts = np.bincount(finish, minlength=len(FinishReason)).tolist()
         for reason, name in _REASON.items():
             self.ended[name] += counts[reason]
-        arrived, admitted, first = self._arrived[at], self._admitted[at], self._first[at]
-        self._e2e.observe(now - arrived)
+        self._e2e.observe(now - self._arrived[at])
         self._prompt_length.observe(self._prompt[at])
+        text = self._max_tokens[at] > 0
+        if not text.all():
+            computed = at[~text & (self._admitted[at] > 0)]
+            self._queue_time.observe(self._admitted[computed] - self._arrived[computed])
+            self._inference_time.observe(now - self._admitted[computed])
+            at, generated = at[text], generated[text]
+        arrived, admitted, first = self._arrived[at], self._admitted[at], self._first[at]
         self._generation_length.observe(generated)
         self._max_tokens_asked.observe(self._max_tokens[at])
         self._preemption_count.observe(self._preemptions[at])

@@ -34,6 +34,10 @@ class PoolingModel(Protocol):
     """Computes in the engine's thread."""
 
     info: PoolingInfo
+    device: str
+    """Where it computes, such as ``cpu``."""
+    dtype: str
+    """Of its numbers, such as ``float32``; empty: it has none."""
 
     def compute(self, batch: PoolingBatch) -> Sequence[F32]:
         """One matrix per group, float32[N, W]: N is the number of its inputs, or of their tokens for a task

@@ -29,10 +29,11 @@ from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue
 from penstock.engine.synthetic.adapters import SyntheticAdapterLoader, lora_info
 from penstock.engine.synthetic.draws import TokenDraws
+from penstock.engine.synthetic.faults import Faults
 from penstock.engine.synthetic.made_up_logprobs import MadeUpLogprobs
 from penstock.engine.synthetic.prefill_credit import PrefillCredit
 from penstock.engine.synthetic.script import CompiledScript
-from penstock.engine.synthetic.script_player import ScriptPlayer, break_engine
+from penstock.engine.synthetic.script_player import ScriptPlayer
 from penstock.engine.synthetic.speculation import SyntheticSpeculation
 from penstock.engine.synthetic.weights import SyntheticWeights
 from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
@@ -47,10 +48,6 @@ MAX_PREFILL_STEP_S = 0.01
 """Maximum duration of a step that only prefills, so that requests and commands are handled in between."""
 IDLE_STEP_S = 0.001
 """Minimum duration of a script's step, for its streams may wait."""
-
-
-class InjectedFault(RuntimeError):
-    """The fault ``error@N`` of ``--synthetic-fault``."""
 
 
 def _no_progress(text: str, fraction: float | None = None) -> None:
@@ -106,7 +103,7 @@ class SyntheticEngine:
         self.weights = SyntheticWeights()
         self._step_s = config.synthetic_step_ms / 1000
         self._credit = PrefillCredit(config.synthetic_prefill_tokens_per_s, config.max_num_batched_tokens)
-        self._fault = _parse_fault(config.synthetic_fault)
+        self._faults = Faults(config.synthetic_fault, sleep)
         self._clock = clock
         self._sleep = sleep
 
@@ -136,7 +133,6 @@ class SyntheticEngine:
         self._aborted: set[int] = set()
         """Slots to be released with a row in the next step."""
         self._profile: cProfile.Profile | None = None
-        self._steps = 0
         self._hold = Hold.NOTHING
 
     def close(self) -> None:
@@ -346,16 +342,8 @@ class SyntheticEngine:
 
     def _inject_fault(self) -> dict[int, str]:
         """Inject the fault in its step; return the slot of a stream to fail, for ``stream-error``."""
-        step = self._steps
-        self._steps += 1
-        if self._fault is None or step != self._fault[1]:
-            return {}
-        if self._fault[0] == "error":
-            raise InjectedFault(f"injected by --synthetic-fault error@{step}")
-        if self._fault[0] != "stream-error":
-            break_engine(self._fault[0], self._sleep)
-        message = f"injected by --synthetic-fault stream-error@{step}"
-        return dict.fromkeys(self._decoding[:1].tolist(), message)
+        message = self._faults.inject()
+        return dict.fromkeys(self._decoding[:1].tolist(), message) if message else {}
 
     def _fail(self, slot: int, message: str) -> StreamFailure:
         failure = self._table.failure(slot, "engine_error", message)
@@ -386,10 +374,3 @@ class SyntheticEngine:
                 self._profile = None
                 return path
         raise ValueError(f"the synthetic engine has no operation {method!r}")
-
-
-def _parse_fault(fault: str | None) -> tuple[str, int] | None:
-    if fault is None:
-        return None
-    kind, _, step = fault.partition("@")
-    return kind, int(step)

@@ -21,7 +21,8 @@ class PoolingBody(NamedTuple):
     kind: bytes = JSON
     """The content type."""
     size: int | None = None
-    """Bytes of all pieces, if that is known before they are made."""
+    """Bytes of all pieces, if that is known before they are made; needed for another content type than
+    JSON."""
     headers: Headers = ()
     """Of the reply, besides those that every reply has."""
 

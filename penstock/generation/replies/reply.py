@@ -22,6 +22,7 @@ from penstock.generation.dialect import ReplyFormat
 from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.plan import RequestPlan
+from penstock.generation.pooling.reply import PooledReply
 from penstock.generation.replies.logprobs import LogprobCollector, PromptLogprobFormatter
 from penstock.generation.replies.parsed_output import ParsedOutput
 from penstock.generation.replies.routed_experts import check_routes
@@ -29,7 +30,12 @@ from penstock.generation.replies.text_places import TextPlaces
 from penstock.generation.replies.token_usage import RequestTimes, TokenUsage, count_usage
 from penstock.generation.replies.turns import Turns
 from penstock.streaming.assembler import Assembler, RowText
-from penstock.streaming.engine_faults import INVALID_LOGPROBS, INVALID_TRANSFER, InvalidOutputError
+from penstock.streaming.engine_faults import (
+    INVALID_LOGPROBS,
+    INVALID_TRANSFER,
+    INVALID_VECTORS,
+    InvalidOutputError,
+)
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.request_states import ReplyEvent, ReplyState, next_reply_state
 from penstock.streaming.stop_strings import StopMatcher
@@ -37,7 +43,7 @@ from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_names import MAX_NAMES, TokenIdNames, TokenNames
 from penstock.streaming.token_table import TokenTable
 from penstock.streaming.weight_spans import WeightSpan, weight_spans
-from penstock.wire.arrays import I32
+from penstock.wire.arrays import F32, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import KVTransferParams, RoutedExperts
@@ -204,7 +210,7 @@ class RequestContext:
     engine_client: EngineClient
     streams: OutputProcessor
     tables: TextTables
-    on_end: Callable[[RequestReply, str], None]
+    on_end: Callable[[RequestReply | PooledReply, str], None]
     """Called once per reply with its outcome: stop, length, error, refused, abort or cut."""
     max_backlog: int
     """Maximum number of bytes that wait for one client."""
@@ -401,6 +407,9 @@ class RequestReply(ABC):
         most = choice.prompt.length + self.plan.base.max_tokens if self.plan.base.routed_experts else 0
         check_routes(routes, most)
         choice.routed_experts = routes
+
+    def on_vectors(self, stream: Stream, first: int, counts: I32, width: int, values: F32) -> None:
+        raise InvalidOutputError(INVALID_VECTORS, "vectors of a stream of tokens")
 
     # -- the end of a choice
 

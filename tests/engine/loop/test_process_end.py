@@ -15,7 +15,7 @@ import pytest
 
 from penstock.config.errors import ConfigError
 from penstock.engine.loop.process import ready_info, run
-from penstock.engine.synthetic.engine import InjectedFault
+from penstock.engine.synthetic.faults import InjectedFault
 from penstock.engine.synthetic.script_player import EXIT_CODE_OF_FAULT
 from penstock.wire.channel import ChildChannel, ControlChannel, SupervisorGone
 from penstock.wire.control import Drain, Progress, Ready, Stop

@@ -16,9 +16,9 @@ from penstock.engine.base import Load, RequestRejected, StepRows
 from penstock.engine.sampling.rng import stream_state, token_indexes
 from penstock.engine.synthetic.engine import (
     MAX_PREFILL_STEP_S,
-    InjectedFault,
     SyntheticEngine,
 )
+from penstock.engine.synthetic.faults import InjectedFault
 from penstock.engine.synthetic.script_player import EXIT_CODE_OF_FAULT
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import WireError
