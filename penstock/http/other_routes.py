@@ -129,7 +129,7 @@ def unknown_route(
     of_api = f"of {api}'s it has {', '.join(near[:_MAX_ROUTES]) or 'none'}"
     return ApiError(
         404,
-        f"No route {path}.{hint} This server generates text by the APIs of {_NAMES}; "
+        f"No route {path}.{hint} This server has the APIs of {_NAMES}; "
         f"{of_api}; GET /openapi.json lists all routes.",
     )
 

@@ -17,7 +17,14 @@ from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.config.introspect import options_of
 from penstock.config.origins import Origin
-from penstock.config.other_servers import lookup, sglang_advice, vllm_advice, vllm_environment, vllm_values
+from penstock.config.other_servers import (
+    lookup,
+    sglang_advice,
+    tei_advice,
+    vllm_advice,
+    vllm_environment,
+    vllm_values,
+)
 from penstock.config.other_servers.known_flag import EngineFlag, IgnoredFlag, MappedFlag
 from penstock.config.other_servers.vllm_names import FILE, vllm_names
 from penstock.config.serve import ServeConfig
@@ -31,6 +38,7 @@ ADVICE = (
     vllm_advice.ADVICE
     | {name: advice for name, (_, advice) in vllm_advice.EARLIER.items()}
     | {name: advice for name, (_, advice) in sglang_advice.ADVICE.items()}
+    | {name: advice for name, (_, advice) in tei_advice.ADVICE.items()}
 )
 
 
@@ -243,7 +251,7 @@ MISTRAL = (
         ("m --reasoning_parser beam -tp 2", "m --engine vllm -- -tp 2"),
         ("m --generation-config /d", "m"),
         ("m --middleware a.b --grpc --port 1", "m --port 1"),
-        ("m --runner generate --enable-prompt-embeds", "m"),
+        ("m --runner generate --enable-prompt-embeds", "m --runner generate"),
         ("m --device cuda -q awq", "m --engine vllm -- -q awq"),
         ("m --device cuda --batch-invariant --threads=3 -q awq", "m --engine vllm -- -q awq"),
         # lines of model cards, recipes and cookbooks, shortened
@@ -407,14 +415,28 @@ def test_flags_of_the_engine_in_a_file(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("line", ["m --task embed", "m --runner pooling -tp 2", "m --convert=classify"])
-def test_no_line_is_shown_for_a_server_of_embeddings(line: str) -> None:
-    text = refusal(line)
-    assert "use vLLM's own server" in text
-    assert "Write: " not in text
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("m --task embed", "m --runner pooling"),
+        ("m --task score --port 1", "m --port 1 --runner pooling"),
+        ("--model-path m --is-embedding", "m --runner pooling"),
+        ("--model-id m --max-batch-tokens 512 --pooling cls", "m --max-num-batched-tokens 512"),
+        ("m --convert=classify", "m --engine vllm -- --convert classify"),
+        ("m --pooler-config.pooling_type CLS", "m --engine vllm -- --pooler-config.pooling_type CLS"),
+    ],
+)
+def test_a_server_of_vectors_is_shown_its_line(line: str, written: str) -> None:
+    shown = refusal(line).partition("Write: penstock serve ")[2]
+    assert shown.replace("--convert=classify", "--convert classify") == written
+    assert served(shown).config.runner == (
+        "auto" if "vllm" in written else "pooling" if "runner" in written else "auto"
+    )
 
 
-@pytest.mark.parametrize("flags", ["--task generate", "--task auto", "--runner=generate", "--convert none"])
+@pytest.mark.parametrize(
+    "flags", ["--task generate", "--task auto", "--runner=generate", "--convert none", "--convert auto"]
+)
 def test_a_server_that_generates_is_what_there_is(flags: str) -> None:
     assert served(f"m {flags}").config.model == "m"
 

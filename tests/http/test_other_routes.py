@@ -66,7 +66,7 @@ def test_who_asks_for_one_is_told() -> None:
     ],
 )
 def test_the_route_that_was_meant_is_named(path: str, meant: str) -> None:
-    assert told(path).startswith(f"Did you mean {meant}? This server generates text by the APIs of ")
+    assert told(path).startswith(f"Did you mean {meant}? This server has the APIs of ")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_route_that_was_meant_is_named(path: str, meant: str) -> None:
     ],
 )
 def test_others_learn_what_is_served_of_their_api(path: str, client: str, api: str, first: str) -> None:
-    start = f"This server generates text by the APIs of Anthropic, Gemini, Ollama, OpenAI; of {api}'s it has "
+    start = f"This server has the APIs of Anthropic, Gemini, Ollama, OpenAI; of {api}'s it has "
     told_there = told(path, client)
     assert told_there.startswith(start + first)
     assert told_there.endswith("; GET /openapi.json lists all routes.")

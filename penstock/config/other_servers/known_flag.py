@@ -12,6 +12,10 @@ class MappedFlag(msgspec.Struct, frozen=True):
 
     flag: str
     note: str = ""
+    alone: bool = False
+    """Whether ``flag`` has the value already."""
+    granted: tuple[str, ...] = ()
+    """Values that ask for what is here anyway; they are accepted."""
 
 
 class IgnoredFlag(msgspec.Struct, frozen=True):
@@ -37,8 +41,6 @@ class Unsupported(msgspec.Struct, frozen=True):
     """Whether the reason holds with vLLM's engine as well, so that the flag goes nowhere."""
     granted: tuple[str, ...] = ()
     """Values that ask for what is here anyway; they are accepted."""
-    ends: bool = False
-    """Whether other values ask for another kind of server, so that no command line does what was meant."""
 
 
 Advice = MappedFlag | IgnoredFlag | EngineFlag | Unsupported

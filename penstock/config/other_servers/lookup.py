@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.config.other_servers import sglang_advice, vllm_advice
+from penstock.config.other_servers import sglang_advice, tei_advice, vllm_advice
 from penstock.config.other_servers.known_flag import Advice, EngineFlag, KnownFlag
 from penstock.config.other_servers.vllm_names import vllm_names
 
@@ -85,9 +85,13 @@ def _default(advice: Advice | None) -> str | None:
 
 @cache
 def _flags() -> dict[str, KnownFlag]:
-    """Known flags by name, long and short. vLLM's names win over its earlier ones, and those over
-    SGLang's."""
+    """Known flags by name, long and short. vLLM's names win over its earlier ones, those over
+    SGLang's, and these over those of Text Embeddings Inference."""
     flags = {
+        name: KnownFlag("TEI", name, values, advice=advice)
+        for name, (values, advice) in tei_advice.ADVICE.items()
+    }
+    flags |= {
         f"--{name}": KnownFlag("SGLang", f"--{name}", values)
         for values, lines in sglang_names().items()
         for line in lines

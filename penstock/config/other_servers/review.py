@@ -26,7 +26,7 @@ from penstock.config.other_servers.vllm_values import OF_THE_SERVER, is_vllms, t
 from penstock.config.rules.serve_rules import NOT_OF_VLLM
 from penstock.config.values import LONGEST_SHOWN, convert
 
-SECRET = frozenset({"--hf-token"})
+SECRET = frozenset({"--hf-api-token", "--hf-token"})
 """Flags of other servers whose values no message shows."""
 
 
@@ -104,7 +104,7 @@ def cut(
     if "--omni" in names:
         raise ConfigError(
             "--omni: models that make images, sound or video are for vLLM-Omni's own server; Penstock serves "
-            "models that generate text"
+            "text, and vectors of text"
         )
     plugins = {flag for plugin, flag in _PLUGINS.items() if plugin in names}
     at = 0
@@ -214,8 +214,6 @@ class Review:
         self._coordinator: dict[str, str] = {}
         self._moves = False
         self._leaves_out = False
-        self._ends = False
-        """Whether another kind of server was asked for, so that there is no line to write."""
         self._of_nodes = False
         """Whether one engine is spread over hosts."""
         # What vLLM's engine takes, on the command line and in files; of use if one of them must move there.
@@ -247,9 +245,7 @@ class Review:
             text += "\nIn the file:" + ("\n  engine: vllm" if self._engine != "vllm" else "")
             text += f"\n  engine-args: {json.dumps(self._keys)}"
         moves = self._moves and bool(self._behind)
-        if (self._renamed or self._coordinator or self._model or moves or self._leaves_out) and not (
-            nodes or self._ends
-        ):
+        if (self._renamed or self._coordinator or self._model or moves or self._leaves_out) and not nodes:
             text += f"\nWrite: {self._corrected(program, argv, options)}"
         return ConfigError(text)
 
@@ -290,8 +286,11 @@ class Review:
         flag = each.flag
         self._of_nodes = self._of_nodes or flag.name == "--node-rank"
         advice = MappedFlag(flag.name) if flag.name in self._own and not each.shared else flag.advice
+        granted = advice.granted if isinstance(advice, (MappedFlag, Unsupported)) else ()
         unneeded = isinstance(advice, IgnoredFlag) and not (each.negated and flag.default is None)
-        if isinstance(advice, MappedFlag):
+        if granted and {*each.values} <= {*granted}:
+            self.notes.append(f"note: {each} has no effect: it asks for what is done without it")
+        elif isinstance(advice, MappedFlag):
             self._rename(each, advice)
         elif each.shared and flag.name in OF_THE_SERVER:
             self._leave_out(each, f": {OF_THE_SERVER[flag.name][1]}")
@@ -299,10 +298,7 @@ class Review:
             self._move(each, advice)
         elif each.is_default:
             self.notes.append(f"note: {each} has no effect: it is {flag.server}'s default")
-        elif isinstance(advice, Unsupported) and advice.granted and {*each.values} <= {*advice.granted}:
-            self.notes.append(f"note: {each} has no effect: models generate text here")
         elif isinstance(advice, Unsupported) and advice.with_any_engine:
-            self._ends = self._ends or advice.ends
             self._leave_out(each, _reason(advice))
         elif flag.engine:
             (self._keys if each.origin.source == "file" else self._behind).extend(each.tokens)
@@ -328,7 +324,7 @@ class Review:
         elif each.flag.name in _COORDINATOR:
             self._coordinator[each.flag.name] = each.values[0]
         else:
-            self._renamed += [*here.flag.split(), *each.values]
+            self._renamed += [*here.flag.split(), *(() if here.alone else each.values)]
 
     def _move(self, each: GivenFlag, there: EngineFlag) -> None:
         tokens = [there.flag] if there.alone else [there.flag, *each.values]

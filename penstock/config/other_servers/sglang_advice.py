@@ -61,7 +61,7 @@ ADVICE: dict[str, tuple[str, Advice]] = {
     "--enable-multimodal": ("0", IgnoredFlag("Penstock serves text only")),
     "--dist-init-addr": ("1", Unsupported("engines on other hosts join at --coordinator tcp://HOST:PORT")),
     "--schedule-policy": ("1", Unsupported("--scheduling-policy has fcfs and priority")),
-    "--is-embedding": ("0", Unsupported("Penstock serves models that generate text")),
+    "--is-embedding": ("0", MappedFlag("--runner pooling")),
     "--log-requests": ("0", Unsupported("requests are not logged; --access-log all logs one line for each")),
 }
 """Number of values, and advice, by name. A name that vLLM has as well stands in its table. Names without

@@ -16,8 +16,8 @@ _BALANCER = "API servers share one address and spread requests over all engines"
 _DOCS = "--no-web-page switches the page off; the API's description needs a key where the API does"
 _NO_TEXTS = "requests and replies are not logged; --access-log all logs one line for each"
 _TEXT_ONLY = "Penstock serves text only"
-_GENERATES = "Penstock serves models that generate text; use vLLM's own server"
-_EMBEDS = Unsupported(_GENERATES, with_any_engine=True, granted=("auto", "generate", "none"), ends=True)
+_VECTORS = MappedFlag("--runner pooling", alone=True, granted=("auto", "generate", "none"))
+_POOLER = "the files of a model say how its vectors and labels are made: modules.json and config.json"
 _SPECULATIVE = (
     "for vLLM's methods ngram, suffix and draft_model it has --speculative-method ngram, suffix and draft, "
     "with --speculative-tokens and --draft-model; other methods are vLLM's alone"
@@ -96,11 +96,15 @@ ADVICE: dict[str, Advice] = {
     "--ssl-ciphers": Unsupported("TLS 1.2 and 1.3 have Python's ciphers; a proxy may have others"),
     "--middleware": Unsupported(_NO_CODE),
     "--disable-fastapi-docs": Unsupported(_DOCS),
-    "--enable-flash-late-interaction": Unsupported(_GENERATES, with_any_engine=True),
+    "--enable-flash-late-interaction": Unsupported(
+        "there are no scores by the vectors of tokens; /pooling returns these vectors", with_any_engine=True
+    ),
     "--tokenizer-mode": Unsupported("there is one tokenizer, tokenizer.json"),
-    "--runner": _EMBEDS,
-    "--convert": _EMBEDS,
-    "--pooler-config": _EMBEDS,
+    "--convert": Unsupported(
+        "--runner pooling makes vectors of a model of text; labels are those of a model that has them",
+        granted=("auto", "none"),
+    ),
+    "--pooler-config": Unsupported(_POOLER),
     "--quantization": Unsupported("it has no quantized models"),
     "--kv-cache-dtype": Unsupported("its KV cache has the type of the weights, --dtype"),
     "--tensor-parallel-size": Unsupported("it runs on one device; --data-parallel-size starts several"),
@@ -148,7 +152,7 @@ EARLIER: dict[str, tuple[str, Advice]] = {
     "--cuda-graph-sizes": ("+", IgnoredFlag("the torch engine decides what it records as CUDA graphs")),
     "--worker-use-ray": ("0", MappedFlag("--data-parallel-backend ray")),
     "--engine-use-ray": ("0", MappedFlag("--data-parallel-backend ray")),
-    "--task": ("1", _EMBEDS),
+    "--task": ("1", _VECTORS),
     "--rope-scaling": ("1", EngineFlag("--hf-overrides.rope_parameters")),
     "--rope-theta": ("1", EngineFlag("--hf-overrides.rope_parameters.rope_theta")),
     "--tool-call-parser-plugin": ("1", Unsupported("--tool-call-parser has the formats that are served")),
@@ -156,7 +160,7 @@ EARLIER: dict[str, tuple[str, Advice]] = {
     "--enable-lora-bias": ("0", Unsupported("adapters have no biases")),
     "--long-lora-scaling-factors": ("+", Unsupported("adapters do not change the context length")),
     "--num-lookahead-slots": ("1", Unsupported("the scheduler reserves what drafts need")),
-    "--override-pooler-config": ("1", _EMBEDS),
+    "--override-pooler-config": ("1", EngineFlag("--pooler-config")),
     "--qlora-adapter-name-or-path": ("1", Unsupported("adapters are those of --lora-modules")),
     "--enable-prompt-adapter": ("0", Unsupported("there are no prompt adapters")),
     "--prompt-adapters": ("+", Unsupported("there are no prompt adapters")),

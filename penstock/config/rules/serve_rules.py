@@ -146,6 +146,11 @@ RULES: tuple[Rule[ServeConfig], ...] = (
     excludes(
         "batch_invariant max_prefill_delay threads", lambda config: config.engine == "synthetic", _NO_MODEL
     ),
+    excludes(
+        "runner",
+        lambda config: config.runner == "both" and (config.engine == "vllm" or config.attach is not None),
+        "both is not for vLLM's engines: one makes text, or vectors",
+    ),
     excludes("batch_invariant", lambda config: config.enable_lora, "does not go with --enable-lora"),
     excludes(
         "batch_invariant",
