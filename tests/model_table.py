@@ -24,6 +24,13 @@ class Model(NamedTuple):
         return set(re.findall(r"`([^`]+)`", self.tools)), set(re.findall(r"`([^`]+)`", self.reasoning))
 
 
+def read_encoders() -> dict[str, tuple[str, str]]:
+    """The name of each encoder, and whether the torch engine runs it."""
+    pattern = r"^\| `([\w-]+)` \| ([^|]*) \| [^|]* \| (yes|no:[^|]*) \| [^|]* \|$"
+    rows = re.findall(pattern, PAGE.read_text(), re.MULTILINE)
+    return {kind: (name, torch) for kind, name, torch in rows}
+
+
 def read_models() -> dict[str, Model]:
     """By model_type, sorted."""
     pattern = r"^\| `(\w+)` \| " + r" \| ".join([r"(.*?)"] * len(COLUMNS)) + r" \|$"

@@ -371,7 +371,7 @@ class _Server:
     ) -> PoolingRoutes:
         described = describe_pooling(Path(self._launch.model_dir), self._config.runner)
         processor = PoolingProcessor(self._config, inputs, info.pooling, described)
-        encoder = InputEncoder(inputs.tokenizer, info.max_model_len)
+        encoder = InputEncoder(inputs.tokenizer, processor.max_tokens)
         return PoolingRoutes(self._config, self._generation, context, processor, encoder)
 
     def _tracing(self) -> TracePropagator | None:

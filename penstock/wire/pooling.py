@@ -87,3 +87,5 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
     """Labels of its classifier; 0: it has none."""
     generates: bool = False
     """Whether the engine serves text as well."""
+    max_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
+    """Tokens of the longest input; 0: as many as of a text."""

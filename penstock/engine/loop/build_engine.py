@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import Engine
+from penstock.engine.pooling.beside_text import TextAndVectors
 from penstock.engine.pooling.description import PoolingDescription, describe_pooling
 from penstock.engine.pooling.engine import PoolingEngine
 from penstock.engine.vocabulary import read_vocab_size
@@ -72,8 +73,8 @@ def _synthetic_engine(
         faults=Faults(config.synthetic_fault),
         generates=config.runner == "both",
     )
-    info = msgspec.structs.replace(text.info, pooling=model.info)
-    return PoolingEngine(config, model, info)
+    pooling = PoolingEngine(config, model, msgspec.structs.replace(text.info, pooling=model.info))
+    return TextAndVectors(config, text, pooling) if config.runner == "both" else pooling
 
 
 def _torch_pooling(

@@ -106,7 +106,12 @@ class PoolingEngine:
         model's."""
         self.info = info
         self._model = model
-        self._max_tokens = max(config.max_num_batched_tokens, info.max_model_len)
+        self.longest = model.info.max_tokens or info.max_model_len
+        """Tokens of the longest input."""
+        self.max_tokens = max(config.max_num_batched_tokens, self.longest)
+        """Tokens of the next steps, unless a single input has more."""
+        self.computed_tokens = 0
+        """Tokens of all steps."""
         self._max_inputs = config.max_num_seqs
         self._waiting = WaitingQueue(config)
         self._running: deque[_Stream] = deque()
@@ -135,10 +140,8 @@ class PoolingEngine:
             raise RequestRejected(f"task: {TASK_NAMES[PoolingTask(pooling.task)]}, the model has {has}")
         lengths, _ = pooling.columns()
         longest = int(lengths.max())
-        if longest > self.info.max_model_len:
-            raise RequestRejected(
-                f"input: one has {longest} tokens, the model takes {self.info.max_model_len}"
-            )
+        if longest > self.longest:
+            raise RequestRejected(f"input: one has {longest} tokens, the model takes {self.longest}")
         if pooling.dimensions > info.width:
             raise RequestRejected(f"dimensions: {pooling.dimensions}, vectors have {info.width} values")
         if request.adapter is not None:
@@ -202,6 +205,7 @@ class PoolingEngine:
         if self._hold is not Hold.ALL:
             parts = self._schedule()
             if parts:
+                self.computed_tokens += sum(part.tokens.stop - part.tokens.start for part in parts)
                 rows.append(self._compute(parts))
         return concat_rows(rows)
 
@@ -222,7 +226,7 @@ class PoolingEngine:
         if not self._running:
             return []
         parts = [_Part(stream, 0) for stream in self._running]
-        tokens, inputs, values = self._max_tokens, self._max_inputs, MAX_STEP_VALUES
+        tokens, inputs, values = self.max_tokens, self._max_inputs, MAX_STEP_VALUES
         for limit in (tokens // len(parts), tokens):
             for part in parts:
                 per_input = self._values_of(part.of)

@@ -36,7 +36,8 @@ class PoolingProcessor:
     @property
     def max_tokens(self) -> int:
         """Tokens of the longest input."""
-        return self.inputs.model_info.max_model_len
+        own = 0 if self.info is None else self.info.max_tokens
+        return own or self.inputs.model_info.max_model_len
 
     @property
     def normalizes(self) -> bool:

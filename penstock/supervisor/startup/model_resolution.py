@@ -117,7 +117,7 @@ def _check_model(config: ServeConfig, model_dir: Path) -> None:
             f"--engine {config.engine} needs a Hugging Face model directory"
         )
     if config.engine == "torch":
-        check_supported(model_dir, with_experts=config.enable_expert_parallel)
+        check_supported(model_dir, with_experts=config.enable_expert_parallel, runner=config.runner)
     if config.max_model_len is not None and (config.engine == "torch" or _takes_its_length(config)):
         check_max_model_len(model_dir, config.max_model_len)
 

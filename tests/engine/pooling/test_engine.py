@@ -20,7 +20,7 @@ def test_each_stream_gets_its_vectors_whatever_runs_beside_it() -> None:
     assert np.allclose(np.linalg.norm(expected, axis=1), 1, atol=1e-6)
 
     beside = make_engine(max_num_batched_tokens=16)
-    beside._max_tokens = 16
+    beside.max_tokens = 16
     beside.submit(0, pooling_submit(1, [5] * 40))
     beside.submit(1, pooling_submit(3, [4, 2, 9], first_id=50))
     beside.submit(0, pooling_submit(2, [7], PoolingTask.TOKEN_EMBED, dimensions=4))
@@ -33,7 +33,7 @@ def test_each_stream_gets_its_vectors_whatever_runs_beside_it() -> None:
 def test_a_short_request_does_not_wait_for_a_long_one() -> None:
     model = PickyModel()
     engine = make_engine(model)
-    engine._max_tokens = 100
+    engine.max_tokens = 100
     engine.submit(0, pooling_submit(1, [10] * 50))
     engine.step()
     engine.submit(0, pooling_submit(2, [10]))

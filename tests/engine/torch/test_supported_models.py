@@ -36,7 +36,7 @@ from tests.engine.torch.harness import (
     submit,
     top_logprobs,
 )
-from tests.model_table import PAGE, read_models
+from tests.model_table import PAGE, read_encoders, read_models
 
 TOKENS = 12
 SHARED = 32
@@ -101,6 +101,14 @@ def test_the_page_says_what_runs_each_model() -> None:
     claimed = re.search(r"more than (\d+) architectures", (PAGE.parents[1] / "README.md").read_text())
     assert claimed is not None
     assert int(claimed[1]) < len(SUPPORTED) <= int(claimed[1]) + 10
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="an installation without the documentation")
+def test_the_page_says_which_encoders_run() -> None:
+    encoders = read_encoders()
+    assert {kind: name for kind, (name, runs) in encoders.items() if runs == "yes"} == SUPPORTED_ENCODERS
+    for kind, (_, runs) in encoders.items():
+        assert kind in SUPPORTED_ENCODERS or runs.removeprefix("no: ") in REFUSED_MODELS[kind].why, kind
 
 
 @pytest.mark.parametrize(
