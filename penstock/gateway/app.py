@@ -198,10 +198,10 @@ class GatewayApp:
         intake, headers = self._intake, http.headers
         self._via.refuse_loops(headers)
         _check_upgrade(http)
-        generates = intake.generates(record.method, record.path)
-        if generates:
+        if intake.generates(record.method, record.path):
             http.check_coding()
-        relayed = intake.relayed_headers(headers, generates=generates)
+        reads_reply = intake.reads_reply(record.method, record.path)
+        relayed = intake.relayed_headers(headers, reads_reply=reads_reply)
         return _Head(
             [header for header in relayed if header[0] != REQUEST_ID],
             # Tells model servers that the client is remote, even when the gateway runs on their own machine.

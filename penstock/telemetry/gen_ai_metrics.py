@@ -57,6 +57,7 @@ API_OPERATIONS = {
     "ollama": ("chat", "ollama"),
     "generate": ("text_completion", "vllm"),
     "sglang": ("text_completion", "sglang"),
+    "embeddings": ("embeddings", "openai"),
 }
 """gen_ai.operation.name and gen_ai.provider.name by API: whose API it is."""
 

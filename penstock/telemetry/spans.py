@@ -45,6 +45,7 @@ OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
     "/v1/messages": "chat",
+    "/v1/embeddings": "embeddings",
 }
 """gen_ai.operation.name by path."""
 PROVIDERS = {"/v1/messages": "anthropic"}

@@ -44,7 +44,17 @@ def unready(call: Call) -> None:
     call.reply(503, b'{"error":{"message":"loading"}}')
 
 
-BEHAVIOURS: dict[str, Behaviour] = {each.__name__: each for each in (good, late, stalled, failing, unready)}
+def half_vectors(call: Call) -> None:
+    """Half of a reply with vectors, or if its request says so nothing of it; never the rest."""
+    if call.json["input"] != "nothing":
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 200000\r\n\r\n"
+        call.send(head + b'{"data":[{"embedding":[' + b"0.125," * 16384)
+    call.wait_until_gone()
+
+
+BEHAVIOURS: dict[str, Behaviour] = {
+    each.__name__: each for each in (good, late, stalled, failing, unready, half_vectors)
+}
 BEHAVIOURS["by_turns"] = by_socket(by_turns)
 
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 import msgspec
 
 from penstock.gateway.admission.client_keys import ClientKeys
+from penstock.gateway.requests.apis import VECTOR_APIS
 from penstock.gateway.requests.body_rest import BodyLimits, BodyRest
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.requests.caller import Caller
@@ -188,11 +189,16 @@ class Intake:
             raise ApiError(400, f"The header {name.decode()!r} is given more than once.", code="bad_header")
         return session_named(first_values(headers), name)
 
-    def relayed_headers(self, headers: Headers, *, generates: bool) -> Headers:
+    @staticmethod
+    def reads_reply(method: str, path: str) -> bool:
+        """Whether the gateway reads the reply, if only for its usage."""
+        return method == "POST" and (path in GENERATION_PATHS or path in VECTOR_APIS)
+
+    def relayed_headers(self, headers: Headers, *, reads_reply: bool) -> Headers:
         """The headers of a request that endpoints get: without those of the connection. Keys and whatever
-        else depends on the endpoint follow on its connection. The reply to one that ``generates`` is read."""
+        else depends on the endpoint follow on its connection. ``reads_reply``: see :meth:`reads_reply`."""
         kept = without_hop_by_hop(headers)
-        if generates:
+        if reads_reply:
             kept = [header for header in kept if header[0] != UNCODED[0]]
             kept.append(UNCODED)
         return kept

@@ -24,13 +24,14 @@ from penstock.http.errors import ApiError
 from penstock.http.request import HttpRequest
 
 ROUTE = "/admin/route"
-Api = Literal["chat", "completions", "responses", "messages", "ollama"]
+Api = Literal["chat", "completions", "responses", "messages", "ollama", "embeddings"]
 _APIS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": []}),
     "completions": ("/v1/completions", {"prompt": ""}),
     "responses": ("/v1/responses", {"input": ""}),
     "messages": ("/v1/messages", {"messages": []}),
     "ollama": ("/api/chat", {"messages": []}),
+    "embeddings": ("/v1/embeddings", {"input": ""}),
 }
 """Path and body of a request of which only the model is known."""
 

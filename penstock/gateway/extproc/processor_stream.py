@@ -210,14 +210,14 @@ class ProcessorStream:
         self._body.clear()
         headers = [pair for pair in self._headers if not pair[0].startswith(b":")]
         intake = requests.intake
-        generates = intake.generates(record.method, record.path)
+        reads_reply = intake.reads_reply(record.method, record.path)
         try:
             incoming = intake.read(
                 record,
                 headers,
                 raw or None,
                 session=intake.session_in(headers),
-                relayed_headers=intake.relayed_headers(headers, generates=generates),
+                relayed_headers=intake.relayed_headers(headers, reads_reply=reads_reply),
                 target=intake.routes.target(record.method, record.path, self._names.get(b":path", b"")),
                 subset=self._subset,
             )
@@ -261,7 +261,7 @@ class ProcessorStream:
         form = routed.endpoints[0].upstream.form
         headers += form.fields
         record = routed.record
-        if UNCODED[0] in self._names and self._requests.intake.generates(record.method, record.path):
+        if UNCODED[0] in self._names and self._requests.intake.reads_reply(record.method, record.path):
             headers.append(UNCODED)
         trace = record.trace
         headers += inject_trace_context([], trace)

@@ -314,7 +314,7 @@ class _RequestRelay:
         unprocessed = attempt.ended.result() is TransportResult.UNPROCESSED
         if (rest := self._incoming.rest) is not None and rest.begun:
             return False
-        if not (unprocessed or self._relay.retry_policy.claim_resend(self._incoming, now)):
+        if not (unprocessed or self._relay.retry_policy.claim_resend(self._incoming, self._request, now)):
             return False
         record.attempts += 1
         record.failures.append(FailedAttempt(now, record.endpoint, Outcome.NETWORK_ERROR, attempt.reason))

@@ -2,7 +2,8 @@
 
 What an endpoint may have begun is not sent to a second one, unless the request only reads. A completion
 costs what it has generated, a file or a batch would exist twice, and a prompt that has broken one server
-would break the next.
+would break the next. Requests for vectors keep nothing and get the same once more: they are sent to a second
+one, but to no third.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import enum
 from dataclasses import dataclass, field
 
 from penstock.gateway.relay.retry_budget import RetryBudget
+from penstock.gateway.requests.apis import VECTOR_APIS
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.routing.pick_request import PickRequest
 from penstock.gateway.routing.router import Router
@@ -68,7 +70,7 @@ class RetryPolicy:
         more = self._has_more(progress, request, now)
         if not more and self.router.next_step(request, now) is None:
             return False
-        if progress is AttemptProgress.BEGUN and not self.claim_resend(incoming, now):
+        if progress is AttemptProgress.BEGUN and not self.claim_resend(incoming, request, now):
             return False
         if not more:
             self.router.fall_back(request, now)
@@ -85,11 +87,13 @@ class RetryPolicy:
             allowed = len(request.tried) - request.refusals < most
         return allowed and self.router.has_candidate(request, now)
 
-    def claim_resend(self, incoming: IncomingRequest, now: float) -> bool:
-        """Take one retry from the budget if the request only reads, so that it may be sent again although an
-        endpoint may have begun it."""
-        if not (is_safe(incoming) and self.budget.allows(now)):
+    def claim_resend(self, incoming: IncomingRequest, request: PickRequest, now: float) -> bool:
+        """Take one retry from the budget if the request only reads, or is for vectors and was not begun
+        before, so that it may be sent again although an endpoint may have begun it."""
+        again = incoming.path in VECTOR_APIS and incoming.method == "POST" and not request.begun
+        if not ((again or is_safe(incoming)) and self.budget.allows(now)):
             return False
+        request.begun = True
         self.budget.spend(now)
         return True
 

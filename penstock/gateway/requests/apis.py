@@ -1,4 +1,4 @@
-"""The APIs for generation that the gateway knows, and the shape of its own errors in each."""
+"""The APIs that the gateway knows, for text and for vectors, and the shape of its own errors in each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.dialects.gemini.errors import error_body as gemini_error
 from penstock.dialects.messages import errors as messages_errors
-from penstock.gateway.requests.gemini_path import GENERATE, STREAM
+from penstock.gateway.requests.gemini_path import BATCH_EMBED, EMBED, GENERATE, STREAM
 from penstock.gateway.requests.named_response import COMPACT, RESPONSES
 from penstock.http.errors import ApiError
 
@@ -23,10 +23,28 @@ APIS = {
     STREAM: GEMINI,
 }
 """Names by the path of their requests."""
+_VECTOR_PATHS = {
+    "embeddings": (
+        *("/v1/embeddings", "/embeddings", "/embedding"),
+        *("/v1/embed", "/v2/embed"),  # Cohere
+        *("/embed", "/embed_all", "/embed_sparse"),  # TEI
+        *("/api/embed", "/api/embeddings"),  # Ollama
+        *(EMBED, BATCH_EMBED),
+    ),
+    "rerank": ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking"),
+    "score": ("/score", "/v1/score"),
+    "classify": ("/classify", "/v1/classify", "/predict"),
+    "pooling": ("/pooling", "/v1/pooling"),
+}
+VECTOR_APIS = {path: name for name, paths in _VECTOR_PATHS.items() for path in paths}
+"""Names of those that make vectors, scores or labels, by the path of their requests. These have input tokens
+alone, and their replies, which may be of many megabytes, are not read but for their usage."""
 OTHER_API = "other"
 OLLAMA_ROUTES = "/api/"
 """With which the routes of Ollama's API begin."""
 GEMINI_ROUTES = "/v1beta/"
+_COHERE = frozenset({"/v1/embed", "/v2/embed", "/v2/rerank"})
+_TEI = frozenset({"/embed", "/embed_all", "/embed_sparse", "/predict"})
 
 
 def gateway_error(status: int, code: str, message: str) -> ApiError:
@@ -40,6 +58,10 @@ def error_body(error: ApiError, request_id: str, *, messages: bool, path: str = 
         return msgspec.json.encode({"error": error.message})
     if path.startswith(GEMINI_ROUTES):
         return gemini_error(error)
+    if path in _COHERE:
+        return msgspec.json.encode({"message": error.message})
+    if path in _TEI:
+        return msgspec.json.encode({"error": error.message, "error_type": _tei_type(error.status)})
     return messages_errors.error_body(error, request_id) if messages else error.body()
 
 
@@ -57,6 +79,12 @@ def error_event(error: ApiError, request_id: str, *, messages: bool, path: str =
         fields = error.fields()
         data = msgspec.json.encode({"type": "error", "error": fields} | {**fields, "type": "error"})
     return b"\n\nevent: error\ndata: %b\n\n" % data
+
+
+def _tei_type(status: int) -> str:
+    if status in (429, 503):
+        return "Overloaded"
+    return "Validation" if status < 500 else "Backend"
 
 
 _REFUSALS = {408: "late", 431: "headers_too_large"}

@@ -7,7 +7,9 @@ from urllib.parse import quote, unquote
 
 GENERATE, STREAM = "/v1beta/models:generateContent", "/v1beta/models:streamGenerateContent"
 COUNT = "/v1beta/models:countTokens"
-_ROUTES = {each.rpartition(":")[2].lower(): each for each in (GENERATE, STREAM, COUNT)}
+EMBED, BATCH_EMBED = "/v1beta/models:embedContent", "/v1beta/models:batchEmbedContents"
+_ALL = (GENERATE, STREAM, COUNT, EMBED, BATCH_EMBED)
+_ROUTES = {each.rpartition(":")[2].lower(): each for each in _ALL}
 _named = re.compile(r"/v1(?:beta)?/models/(.+):([a-z]+)", re.IGNORECASE | re.DOTALL).fullmatch
 _in_target = re.compile(rb"(.*/models/)(.+)((?::|%3a)[a-z]+(?:\?.*)?)", re.IGNORECASE | re.DOTALL).fullmatch
 
@@ -20,7 +22,7 @@ def verb_route(path: str) -> str | None:
 
 def names_its_model(route: str) -> bool:
     """Whether the model of a request for ``route`` is in its path."""
-    return route in (GENERATE, STREAM, COUNT)
+    return route in _ALL
 
 
 def model_in(target: bytes) -> str:

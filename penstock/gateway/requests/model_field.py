@@ -43,12 +43,9 @@ _CODED = re.compile(rb"filename|content-transfer-encoding", re.IGNORECASE).searc
 
 
 class _Named(msgspec.Struct):
-    model: str | None = None
+    """The model, and what may be long in bodies of embeddings and their like."""
 
-
-class _Texts(msgspec.Struct):
-    """What may be long in bodies of embeddings and their like."""
-
+    model: msgspec.Raw = msgspec.Raw(b"null")
     input: msgspec.Raw = msgspec.Raw()
     inputs: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
@@ -65,7 +62,7 @@ _OtherModels = msgspec.defstruct(
     "_OtherModels", [(name, msgspec.Raw, msgspec.Raw()) for name in OTHER_MODEL_FIELDS]
 )
 _decode = msgspec.json.Decoder(_Named).decode
-_decode_texts = msgspec.json.Decoder(_Texts).decode
+_decode_name = msgspec.json.Decoder(str | None).decode
 _decode_others = msgspec.json.Decoder(_OtherModels).decode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -85,9 +82,9 @@ def read_model(headers: Headers, raw: bytes, *, partial: bool = False) -> str | 
     if not _OBJECT(raw):
         return None
     try:
-        texts = msgspec.structs.astuple(_decode_texts(raw))
-        check_meaning(raw, map(bytes, texts))
-        return _decode(raw).model
+        model, *texts = map(bytes, msgspec.structs.astuple(_decode(raw)))
+        check_meaning(raw, texts)
+        return _decode_name(model)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 

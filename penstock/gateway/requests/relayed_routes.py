@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from penstock.gateway.requests.apis import VECTOR_APIS
 from penstock.gateway.requests.gemini_path import COUNT, verb_route
 from penstock.gateway.requests.request_body import GENERATION_PATHS
 from penstock.http.errors import ApiError
@@ -43,44 +44,26 @@ _V1_FAMILIES = frozenset(
     }
 )
 """APIs of OpenAI, Anthropic and Jina: ``/v1/NAME`` and what is below it."""
-INFERENCE_ROUTES = frozenset(
+INFERENCE_ROUTES = VECTOR_APIS.keys() | frozenset(
     {
-        "/classify",
         "/completion",
-        "/embed",
-        "/embed_sparse",
-        "/embedding",
-        "/embeddings",
         "/encode",
         "/generate",
         "/generate_stream",
         "/inference/v1/generate",
         "/infill",
         "/invocations",
-        "/pooling",
-        "/predict",
-        "/rerank",
-        "/reranking",
-        "/score",
         "/v1/audio/speech",
         "/v1/audio/transcriptions",
         "/v1/audio/translations",
-        "/v1/classify",
-        "/v1/embeddings",
         "/v1/images/edits",
         "/v1/images/generations",
         "/v1/images/variations",
         "/v1/moderations",
-        "/v1/pooling",
-        "/v1/rerank",
-        "/v1/reranking",
-        "/v1/score",
         "/v1/videos",
-        "/v2/embed",
-        "/v2/rerank",
     }
 )
-"""Further routes of vLLM, SGLang, llama.cpp and TGI that cost a server about what a generation costs."""
+"""Routes of vectors, and further ones of vLLM, SGLang, llama.cpp and TGI that cost a server about what a generation costs."""
 _OTHER_ROUTES = frozenset(
     {COUNT, "/api/show", "/apply-template", "/chat_tokenize", "/detokenize", "/tokenize"}
 )
@@ -158,7 +141,7 @@ class RelayedRoutes:
         """Refuse a request that no endpoint is to get. ``route`` is :meth:`route`'s. Raises ApiError."""
         if not self._is_relayed(method, route):
             meant = route_meant(route)
-            if not meant and (near := nearest_routes(route, sorted(GENERATION_PATHS))):
+            if not meant and (near := nearest_routes(route, sorted(GENERATION_PATHS | VECTOR_APIS.keys()))):
                 meant = f" Did you mean {' or '.join(near)}?"
             raise ApiError(
                 403,

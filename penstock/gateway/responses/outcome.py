@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from penstock.gateway.requests.apis import VECTOR_APIS
 from penstock.gateway.requests.named_response import response_in_path
 from penstock.gateway.requests.request_body import GENERATION_PATHS
 from penstock.gateway.responses.response_observer import Observation
@@ -68,7 +69,7 @@ _INCOMPLETE = {
 def classify_outcome(ending: TransportResult, status: int | None, seen: Observation, path: str) -> Outcome:
     """The outcome of a request for ``path`` that was sent to an endpoint.
 
-    ``status`` is the model server's, None when it sent none. Only replies to generation requests have usage.
+    ``status`` is the model server's, None when it sent none. Only replies with text or vectors have usage.
     A stream whose terminator was relayed is complete, whatever happens to the connections afterwards. That a
     stored response has failed is no failure of the request for it.
     """
@@ -85,7 +86,7 @@ def classify_outcome(ending: TransportResult, status: int | None, seen: Observat
         return Outcome.CONTENT_ERROR
     if not seen.ended and not seen.may_stop:
         return Outcome.NETWORK_ERROR
-    if seen.usage is None and not seen.deferred and path in GENERATION_PATHS:
+    if seen.usage is None and not seen.deferred and (path in GENERATION_PATHS or path in VECTOR_APIS):
         return Outcome.OK_WITHOUT_USAGE
     return Outcome.OK
 

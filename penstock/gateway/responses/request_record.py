@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.gateway.requests.apis import APIS, OTHER_API, error_body, error_event, gateway_error
+from penstock.gateway.requests.apis import (
+    APIS,
+    OTHER_API,
+    VECTOR_APIS,
+    error_body,
+    error_event,
+    gateway_error,
+)
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.requests.caller import ANYONE, Caller
 from penstock.gateway.requests.request_body import RequestBody
@@ -88,8 +95,10 @@ class RequestRecord:
 
     @property
     def api(self) -> str:
-        """The API of a request that generates, or :data:`OTHER_API`."""
-        return OTHER_API if self.is_replay else APIS.get(self.path, OTHER_API)
+        """The API of a request for text or vectors, or :data:`OTHER_API`."""
+        if self.is_replay:
+            return OTHER_API
+        return APIS.get(self.path) or VECTOR_APIS.get(self.path, OTHER_API)
 
     @property
     def is_replay(self) -> bool:

@@ -22,6 +22,7 @@ from penstock.gateway.responses.event_template import EventParts, EventTemplate
 from penstock.gateway.responses.held_bytes import HeldBytes
 from penstock.gateway.responses.line_reader import LineParser, read_line
 from penstock.gateway.responses.token_usage import CountedTokens, ReportedUsage, UsageFields, read_usage
+from penstock.gateway.responses.vector_usage import END_BYTES, usage_in_body
 from penstock.streaming.sse_parser import Event, SSEError, SSEParser
 
 _GAP_BOUNDS = ITL.bounds
@@ -314,11 +315,12 @@ class StreamObserver:
 class ReplyObserver:
     """Observes a body that is not streamed. With ``json`` it must be JSON; it is parsed when complete. Of an
     ``error`` type and code are read if it has them. A ``result`` may be of any kind; a short one may turn out
-    to be an error."""
+    to be an error. One with ``vectors`` is searched for its usage, whatever its size."""
 
     json: bool = True
     error: bool = False
     result: bool = False
+    vectors: bool = False
     on_response: ResponseCallback = _ignore
     """Called with the id of the response, in the responses API."""
     max_bytes: int = 64 << 20
@@ -326,9 +328,14 @@ class ReplyObserver:
     """Bytes of incomplete events, and of replies, that all observers hold together."""
     seen: Observation = field(default_factory=Observation)
     _body: bytearray = field(default_factory=bytearray)
+    """Of an error or a result its beginning."""
+    _end: bytes = b""
+    """The last bytes of vectors."""
 
     def feed(self, chunk: bytes, now: float) -> bytes:
         """Observe the next bytes; all of them are passed on."""
+        if self.vectors:
+            self._end = (chunk if len(chunk) >= END_BYTES else self._end + chunk)[-END_BYTES:]
         if self.error or self.result:
             self._body += chunk[: MAX_ERROR_BYTES + 1 - len(self._body)]
         elif self.json and not self.seen.unread:
@@ -355,9 +362,8 @@ class ReplyObserver:
         seen, body = self.seen, bytes(self._body)
         if self.error:
             seen.note_error(body)
-        elif self.result and len(body) <= MAX_ERROR_BYTES:
-            if (error := read_error(body)) is not None:
-                seen.note_error(error)
+        elif self.result:
+            self._read_result(body)
         elif self.json and not seen.unread:
             try:
                 self._read(read_reply(body))
@@ -366,6 +372,15 @@ class ReplyObserver:
         seen.ended = True
         self.close()
         return b""
+
+    def _read_result(self, begin: bytes) -> None:
+        seen = self.seen
+        if self.vectors and seen.usage is None:
+            seen.usage = usage_in_body(begin, self._end)
+            if seen.usage is not None:
+                return  # it is no error
+        if len(begin) <= MAX_ERROR_BYTES and (error := read_error(begin)) is not None:
+            seen.note_error(error)
 
     def _read(self, meaning: ParsedEvent) -> None:
         seen = self.seen

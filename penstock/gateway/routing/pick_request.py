@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from penstock.gateway.admission.admission import Permit
-from penstock.gateway.requests.apis import gateway_error
+from penstock.gateway.requests.apis import VECTOR_APIS, gateway_error
 from penstock.gateway.requests.incoming_request import IncomingRequest
+from penstock.gateway.requests.request_body import TOKEN_BYTES
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.cached_prompts import CachedPrompt
 from penstock.gateway.routing.endpoint import Endpoint
@@ -47,6 +48,8 @@ class PickRequest:
     """Endpoints that this request was sent to before, of those of its step."""
     refusals: int = 0
     """How many of them have refused it, and so have not begun it."""
+    begun: bool = False
+    """Whether it is sent again although an endpoint may have begun it."""
     permit: Permit | None = None
     """What it holds until it has ended: budgets, a place; None: nothing."""
     transfer: bytes | None = None
@@ -90,6 +93,8 @@ def pick_request(
     request = PickRequest(session=session, ttft_slo_s=ttft_slo_s, steps=steps, incoming=incoming)
     if incoming.body is not None:
         request.priority, request.tokens = incoming.body.priority, incoming.body.tokens
+    elif incoming.path in VECTOR_APIS:
+        request.tokens = incoming.size // TOKEN_BYTES
     request.take_step(0)
     return request
 

@@ -105,7 +105,7 @@ class WebSockets:
         self.via.refuse_loops(headers)
         relayed: Headers = [
             header
-            for header in intake.relayed_headers(headers, generates=True)
+            for header in intake.relayed_headers(headers, reads_reply=True)
             if header[0] != REQUEST_ID and not header[0].startswith(_OF_HANDSHAKES)
         ]
         relayed.append((b"accept-encoding", b"identity"))

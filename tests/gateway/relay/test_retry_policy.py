@@ -24,7 +24,7 @@ def incoming(method: str = "POST", path: str = "/v1/completions") -> IncomingReq
     return IncomingRequest(method=method, target=path.encode(), path=path, headers=[], raw=b"", body=None)
 
 
-GET, COMPLETION = incoming("GET"), incoming()
+GET, COMPLETION, EMBEDDING = incoming("GET"), incoming(), incoming(path="/v1/embeddings")
 
 
 def policy_after_failure(priority: int = 0) -> tuple[RetryPolicy, PickRequest, Endpoint]:
@@ -43,12 +43,13 @@ def policy_after_failure(priority: int = 0) -> tuple[RetryPolicy, PickRequest, E
         (GET, {AttemptProgress.NOT_BEGUN, AttemptProgress.REFUSED, AttemptProgress.BEGUN}),
         (incoming("HEAD"), {AttemptProgress.NOT_BEGUN, AttemptProgress.REFUSED, AttemptProgress.BEGUN}),
         (COMPLETION, {AttemptProgress.NOT_BEGUN, AttemptProgress.REFUSED}),
-        (incoming(path="/v1/embeddings"), {AttemptProgress.NOT_BEGUN, AttemptProgress.REFUSED}),
+        (EMBEDDING, {AttemptProgress.NOT_BEGUN, AttemptProgress.REFUSED, AttemptProgress.BEGUN}),
+        (incoming(path="/v1/images/edits"), {AttemptProgress.NOT_BEGUN, AttemptProgress.REFUSED}),
         (incoming(path="/v1/files"), {AttemptProgress.NOT_BEGUN}),
         (incoming(path="/v1/batches/b/cancel"), {AttemptProgress.NOT_BEGUN}),
         (incoming("DELETE", "/v1/responses/r"), {AttemptProgress.NOT_BEGUN}),
     ],
-    ids=["GET", "HEAD", "completion", "embedding", "file", "batch", "DELETE"],
+    ids=["GET", "HEAD", "completion", "embedding", "image", "file", "batch", "DELETE"],
 )
 def test_only_what_is_safe_is_sent_again(request_: IncomingRequest, allowed: set[AttemptProgress]) -> None:
     found = set()
@@ -102,8 +103,16 @@ def test_resends_share_the_budget_but_need_no_other_endpoint() -> None:
     policy, request, other = policy_after_failure()
     request.tried.add(other)
     assert not policy.claim(AttemptProgress.BEGUN, GET, request, NOW)
-    assert sum(policy.claim_resend(GET, NOW) for _ in range(int(3 * BUCKET_SIZE))) == BUCKET_SIZE
-    assert not policy_after_failure()[0].claim_resend(COMPLETION, NOW)
+    assert sum(policy.claim_resend(GET, request, NOW) for _ in range(int(3 * BUCKET_SIZE))) == BUCKET_SIZE
+    assert not policy_after_failure()[0].claim_resend(COMPLETION, request, NOW)
+
+
+def test_what_may_have_broken_two_endpoints_is_sent_to_no_third() -> None:
+    policy, request, _ = policy_after_failure()
+    assert policy.claim(AttemptProgress.NOT_BEGUN, EMBEDDING, request, NOW)
+    assert policy.claim(AttemptProgress.BEGUN, EMBEDDING, request, NOW)
+    assert not policy.claim(AttemptProgress.BEGUN, EMBEDDING, request, NOW)
+    assert policy.claim(AttemptProgress.NOT_BEGUN, EMBEDDING, request, NOW)
 
 
 def test_attempts_are_limited() -> None:

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from penstock.gateway.requests.apis import VECTOR_APIS
 from penstock.gateway.requests.relayed_routes import RelayedRoutes
 from penstock.gateway.requests.request_body import GENERATION_PATHS
 from penstock.http.access_keys import ADMINISTRATIVE
@@ -27,16 +28,12 @@ RELAYED = [
     "GET /api/ps",
     "GET /api/version",
     *(f"POST {path}" for path in sorted(GENERATION_PATHS)),
+    *(f"POST {path}" for path in sorted(VECTOR_APIS)),
+    "POST /v1beta/models/m:embedContent",
+    "POST /v1beta/models/org/m:batchEmbedContents",
     "POST /tokenize",
     "POST /detokenize",
     "POST /generate",
-    "POST /rerank",
-    "POST /v1/rerank",
-    "POST /v2/rerank",
-    "POST /score",
-    "POST /v1/embeddings",
-    "POST /pooling",
-    "POST /classify",
     "POST /v1/audio/transcriptions",
     "POST /v1/messages/count_tokens",
     "GET /v1/models",

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.gateway.requests.apis import VECTOR_APIS
 from penstock.gateway.responses.event_reader import LARGE_BYTES
 from penstock.gateway.responses.expected_reply import ExpectedReply, expected_reply, make_observer
 from penstock.gateway.responses.held_bytes import HeldBytes
@@ -447,7 +448,7 @@ def test_an_error_in_a_whole_reply_is_an_error(body: Any, pad: int) -> None:
     assert classify_outcome(TransportResult.COMPLETE, 200, seen, path) is Outcome.MODEL_SERVER_ERROR
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v2/rerank", "/score", "/embed"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/rerank", "/score", "/v1/images/edits"])
 @pytest.mark.parametrize(
     ("raw", "outcome", "kind"),
     [
@@ -455,12 +456,12 @@ def test_an_error_in_a_whole_reply_is_an_error(body: Any, pad: int) -> None:
         (b'{"error":"x"}', Outcome.MODEL_SERVER_ERROR, ""),
         (b'{"object":"error","message":"x","type":"E"}', Outcome.MODEL_SERVER_ERROR, "E"),
         (b'[{"error":"x"}]', Outcome.MODEL_SERVER_ERROR, ""),
-        (b'{"object":"list","data":[{"embedding":[0.5]}],"error":null}', Outcome.OK, None),
-        (b'{"code":0,"message":"success","results":[]}', Outcome.OK, None),
-        (b"[[0.5]]", Outcome.OK, None),
-        (b"\xff\xfb audio", Outcome.OK, None),
-        (b"", Outcome.OK, None),
-        (b'{"data":"' + b"x" * MAX_ERROR_BYTES + b'","error":"x"}', Outcome.OK, None),
+        (b'{"object":"list","data":[{"embedding":[0.5]}],"error":null}', Outcome.OK_WITHOUT_USAGE, None),
+        (b'{"code":0,"message":"success","results":[]}', Outcome.OK_WITHOUT_USAGE, None),
+        (b"[[0.5]]", Outcome.OK_WITHOUT_USAGE, None),
+        (b"\xff\xfb audio", Outcome.OK_WITHOUT_USAGE, None),
+        (b"", Outcome.OK_WITHOUT_USAGE, None),
+        (b'{"data":"' + b"x" * MAX_ERROR_BYTES + b'","error":"x"}', Outcome.OK_WITHOUT_USAGE, None),
     ],
 )
 def test_a_result_may_be_of_any_kind_but_is_no_error(
@@ -475,6 +476,8 @@ def test_a_result_may_be_of_any_kind_but_is_no_error(
         held=HeldBytes(0),
     )
     assert observer.feed(raw[:5], 1.0) + observer.feed(raw[5:], 1.0) + observer.finish(1.0) == raw
+    if path not in VECTOR_APIS and outcome is Outcome.OK_WITHOUT_USAGE:
+        outcome = Outcome.OK
     assert classify_outcome(TransportResult.COMPLETE, 200, observer.seen, path) is outcome
     assert (observer.seen.error, observer.seen.unread) == (kind, "")
 

@@ -233,11 +233,9 @@ def test_apis_are_told_apart() -> None:
         each = RequestRecord(path, method="POST", model="m", target_model="m", outcome=Outcome.OK, status=200)
         each.seen = streamed(1.0, usage=ReportedUsage(7, 2))
         told.request_ended(each)
-    for api, count in [("completions", 1), ("chat", 1), ("responses", 1), ("messages", 1), ("other", 2)]:
-        assert samples(told, "penstock_gateway_request_total", api=api) == {("m", "ok", "m"): count}
-        assert samples(told, "penstock_gateway_tokens_total", api=api, kind="input")["m", "usage", "m"] == (
-            7 * count
-        )
+    for api in ("completions", "chat", "responses", "messages", "embeddings", "other"):
+        assert samples(told, "penstock_gateway_request_total", api=api) == {("m", "ok", "m"): 1}
+        assert samples(told, "penstock_gateway_tokens_total", api=api, kind="input")["m", "usage", "m"] == 7
 
 
 def test_a_stored_response_is_a_request_but_no_tokens() -> None:
