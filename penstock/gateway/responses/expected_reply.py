@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 from penstock.gateway.requests.apis import VECTOR_APIS
@@ -50,28 +49,13 @@ def make_observer(
 ) -> StreamObserver | ReplyObserver:
     """The observer for a reply with this head."""
     fields = first_values(headers)
-    observer = _make_observer(
-        status, fields, expects, on_response=on_response, strip_usage=strip_usage, held=held
-    )
-    if expects == "vectors" and status == 200:
-        observer.seen.usage = usage_in_headers(fields)
-    return observer
-
-
-def _make_observer(
-    status: int,
-    fields: Mapping[bytes, bytes],
-    expects: ExpectedReply,
-    *,
-    on_response: ResponseCallback,
-    strip_usage: bool,
-    held: HeldBytes,
-) -> StreamObserver | ReplyObserver:
+    counted = usage_in_headers(fields) if expects == "vectors" and status == 200 else None
     observer: StreamObserver | ReplyObserver
     coding = fields.get(b"content-encoding", b"").strip().lower()
     if coding not in (b"", b"identity"):
         observer = ReplyObserver(json=False)
         observer.seen.unread = f"its content-encoding is {_shown(coding)}"
+        observer.seen.usage = counted
         return observer
     content_type = fields.get(b"content-type", b"")
     kind, _, parameters = content_type.lower().partition(b";")
@@ -96,6 +80,7 @@ def _make_observer(
             on_response=on_response,
             held=held,
         )
+    observer.seen.usage = counted
     if expects in ("result", "anything"):
         pass  # audio, for instance
     elif 300 <= status < 400 and expects != "replay":

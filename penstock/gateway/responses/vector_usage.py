@@ -79,8 +79,8 @@ def usage_in_headers(fields: Mapping[bytes, bytes]) -> ReportedUsage | None:
         value = fields.get(name, b"")
         if value.isdigit() and len(value) < 16:
             return _reported(UsageFields(input_tokens=int(value)))
-    told = fields.get(_VLLM_METADATA, b"")
-    return _in_end(told[-END_BYTES:])
+    told = fields.get(_VLLM_METADATA)
+    return None if told is None else _in_end(told[-END_BYTES:])
 
 
 def usage_in_body(begin: bytes, end: bytes) -> ReportedUsage | None:
