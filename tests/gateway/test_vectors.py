@@ -1,4 +1,4 @@
-"""Requests for vectors, scores and labels through a real gateway: relayed as they are, counted, paid, retried."""
+"""Requests for vectors through a real gateway: relayed as they are, counted, paid for, sent once more."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_binary_replies_and_sessions(servers: Servers, front: Gateway) -> None:
 
 
 def test_a_large_reply_to_a_slow_reader_takes_little_memory(servers: Servers, front: Gateway) -> None:
-    """40 MB of floats: the server waits while the client does not read, and the counts are found at the end."""
+    """40 MB of floats: the server waits while the client does not read; the counts are found at the end."""
     block = b"-0.0123456789," * 4681  # 64 KiB
     begin, end = b'{"data":[{"embedding":[', b"0]}]," + USAGE
     size = len(begin) + 640 * len(block) + len(end)

@@ -9,7 +9,8 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from penstock.dialects.tei.fields import tei_error, truncate_as_tei
+from penstock.dialects.tei.errors import tei_error
+from penstock.dialects.tei.fields import truncate_as_tei
 from penstock.dialects.tei.request_schema import (
     TeiEmbedRequest,
     TeiOptions,

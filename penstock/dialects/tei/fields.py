@@ -1,12 +1,10 @@
-"""What TEI's routes share: truncation, and the shape of errors."""
+"""How TEI's routes truncate."""
 
 from __future__ import annotations
 
 from penstock.generation.pooling.plan import PoolingPlan
 from penstock.generation.pooling.processor import PoolingProcessor
-from penstock.http.errors import ApiError, encode_json, refused
-
-_ERROR_TYPES = {429: "Overloaded", 503: "Unhealthy"}
+from penstock.http.errors import refused
 
 
 def truncate_as_tei(
@@ -19,9 +17,3 @@ def truncate_as_tei(
         if side.lower() not in ("left", "right"):
             raise refused("truncation_direction must be left or right.", "truncation_direction", side)
         plan.truncate_left = side.lower() == "left"
-
-
-def tei_error(error: ApiError, request_id: str) -> bytes:
-    """The body of an error reply."""
-    kind = _ERROR_TYPES.get(error.status) or ("Backend" if error.status >= 500 else "Validation")
-    return encode_json({"error": error.message, "error_type": kind})

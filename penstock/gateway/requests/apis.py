@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.dialects.cohere.errors import cohere_error
 from penstock.dialects.gemini.errors import error_body as gemini_error
 from penstock.dialects.messages import errors as messages_errors
+from penstock.dialects.tei.errors import tei_error
 from penstock.gateway.requests.gemini_path import BATCH_EMBED, EMBED, GENERATE, STREAM
 from penstock.gateway.requests.named_response import COMPACT, RESPONSES
 from penstock.http.errors import ApiError
@@ -32,7 +34,7 @@ _VECTOR_PATHS = {
         *(EMBED, BATCH_EMBED),
     ),
     "rerank": ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking"),
-    "score": ("/score", "/v1/score"),
+    "score": ("/score", "/v1/score", "/similarity"),
     "classify": ("/classify", "/v1/classify", "/predict"),
     "pooling": ("/pooling", "/v1/pooling"),
 }
@@ -44,7 +46,7 @@ OLLAMA_ROUTES = "/api/"
 """With which the routes of Ollama's API begin."""
 GEMINI_ROUTES = "/v1beta/"
 _COHERE = frozenset({"/v1/embed", "/v2/embed", "/v2/rerank"})
-_TEI = frozenset({"/embed", "/embed_all", "/embed_sparse", "/predict"})
+_TEI = frozenset({"/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity"})
 
 
 def gateway_error(status: int, code: str, message: str) -> ApiError:
@@ -59,9 +61,9 @@ def error_body(error: ApiError, request_id: str, *, messages: bool, path: str = 
     if path.startswith(GEMINI_ROUTES):
         return gemini_error(error)
     if path in _COHERE:
-        return msgspec.json.encode({"message": error.message})
+        return cohere_error(error, request_id)
     if path in _TEI:
-        return msgspec.json.encode({"error": error.message, "error_type": _tei_type(error.status)})
+        return tei_error(error, request_id)
     return messages_errors.error_body(error, request_id) if messages else error.body()
 
 
@@ -79,12 +81,6 @@ def error_event(error: ApiError, request_id: str, *, messages: bool, path: str =
         fields = error.fields()
         data = msgspec.json.encode({"type": "error", "error": fields} | {**fields, "type": "error"})
     return b"\n\nevent: error\ndata: %b\n\n" % data
-
-
-def _tei_type(status: int) -> str:
-    if status in (429, 503):
-        return "Overloaded"
-    return "Validation" if status < 500 else "Backend"
 
 
 _REFUSALS = {408: "late", 431: "headers_too_large"}

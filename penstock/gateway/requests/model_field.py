@@ -62,7 +62,7 @@ _OtherModels = msgspec.defstruct(
     "_OtherModels", [(name, msgspec.Raw, msgspec.Raw()) for name in OTHER_MODEL_FIELDS]
 )
 _decode = msgspec.json.Decoder(_Named).decode
-_decode_name = msgspec.json.Decoder(str | None).decode
+_name = msgspec.json.Decoder(str)
 _decode_others = msgspec.json.Decoder(_OtherModels).decode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -84,7 +84,7 @@ def read_model(headers: Headers, raw: bytes, *, partial: bool = False) -> str | 
     try:
         model, *texts = map(bytes, msgspec.structs.astuple(_decode(raw)))
         check_meaning(raw, texts)
-        return _decode_name(model)
+        return None if model == b"null" else _name.decode(model)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 

@@ -63,7 +63,8 @@ INFERENCE_ROUTES = VECTOR_APIS.keys() | frozenset(
         "/v1/videos",
     }
 )
-"""Routes of vectors, and further ones of vLLM, SGLang, llama.cpp and TGI that cost a server about what a generation costs."""
+"""Routes of vectors, and further ones of vLLM, SGLang, llama.cpp and TGI that cost a server about what a
+generation costs."""
 _OTHER_ROUTES = frozenset(
     {COUNT, "/api/show", "/apply-template", "/chat_tokenize", "/detokenize", "/tokenize"}
 )

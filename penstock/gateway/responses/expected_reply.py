@@ -21,8 +21,8 @@ MAX_HEADER = 100
 """Bytes of a header's value that a message has."""
 ExpectedReply = Literal["stream", "background", "json", "replay", "vectors", "result", "anything"]
 """The content that a good reply to the request has: an event stream, also of a response in the background;
-JSON; or a replay, which is a stored response as JSON, or once more as a stream. A result (audio, images) may be
-of any kind, but is no error; so may vectors (scores, labels), but for a page, and they have usage."""
+JSON; or a replay, which is a stored response as JSON, or once more as a stream. A result (audio, images) may
+be of any kind, but is no error; so may vectors (scores, labels), but for a page, and they have usage."""
 
 
 def expected_reply(body: RequestBody | None, path: str) -> ExpectedReply:

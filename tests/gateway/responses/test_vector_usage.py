@@ -14,8 +14,8 @@ from penstock.gateway.responses.outcome import Outcome, TransportResult, classif
 from penstock.gateway.responses.response_observer import MAX_ERROR_BYTES, Observation, ReplyObserver
 from penstock.gateway.responses.token_usage import ReportedUsage
 from penstock.gateway.responses.vector_usage import END_BYTES
-from penstock.generation.replies.safetensors_writer import safetensors_file, tensor_of
 from penstock.gateway.upstream.exchange import Headers
+from penstock.generation.replies.safetensors_writer import safetensors_file, tensor_of
 
 JSON = [(b"content-type", b"application/json")]
 FLOATS = b"[" + b"-0.0123456789," * 3000 + b"0.5]"
