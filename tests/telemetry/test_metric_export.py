@@ -62,7 +62,7 @@ def test_points_of_requests_that_ended() -> None:
         RequestKind("chat", "error", "m"),
         RequestKind("chat", "length", "m"),
     )
-    found = ended(good, bad, cut, RequestKind("embeddings", "stop", "m"))
+    found = ended(good, bad, cut, RequestKind("rerank", "stop", "m"))
     points = added_up(found.points())
     assert set(points) == set(GEN_AI_HISTOGRAMS)
     durations = {str(each.attributes.get("error.type")): each for each in points[REQUEST_DURATION]}
