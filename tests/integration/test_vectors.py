@@ -1,0 +1,123 @@
+"""Vectors from several engines through several API servers, of which an engine dies."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from penstock.wire.arrays import F32
+from tests.integration.server import Server, wait_until
+
+WIDTH = 64
+OPTIONS = ("--engine", "synthetic", "--runner", "pooling", "--synthetic-dimensions", str(WIDTH))
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two API servers and two engines, of which every step takes a while."""
+    options = (*OPTIONS, "--api-server-count", "2", "--data-parallel-size", "2", "--synthetic-step-ms", "30")
+    limits = ("--max-num-seqs", "16")  # so that requests wait, and some are under way, when an engine dies
+    with Server(*options, *limits, directory=tmp_path_factory.mktemp("vectors")) as server:
+        yield server
+
+
+async def embed(client: httpx.AsyncClient, texts: list[str], **fields: Any) -> tuple[F32, dict[str, Any]]:
+    body = {"input": texts, "encoding_format": "base64", **fields}
+    reply = await client.post("/v1/embeddings", json=body)
+    assert reply.status_code == 200, reply.text
+    made = reply.json()
+    assert [entry["index"] for entry in made["data"]] == list(range(len(texts)))
+    rows = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in made["data"]]
+    return np.stack(rows), made["usage"]
+
+
+def texts_of(number: int) -> list[str]:
+    return [f"text {number} of {part} " * (1 + number % 5) for part in range(1 + number % 4)]
+
+
+async def all_of(server: Server, count: int, kill: bool) -> list[F32]:
+    """The vectors of so many concurrent requests."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
+        first = asyncio.Event()
+
+        async def one(number: int) -> F32:
+            made, _ = await embed(client, texts_of(number))
+            first.set()
+            return made
+
+        tasks = [asyncio.ensure_future(one(number)) for number in range(count)]
+        if kill:
+            await first.wait()
+            server.children("engine")[0].kill()
+        return await asyncio.gather(*tasks)
+
+
+def test_no_request_fails_when_an_engine_is_killed(vectors: Server) -> None:
+    undisturbed = asyncio.run(all_of(vectors, 300, kill=False))
+    disturbed = asyncio.run(all_of(vectors, 1000, kill=True))
+    for before, after in zip(undisturbed, disturbed, strict=False):
+        assert before.tobytes() == after.tobytes()
+    assert vectors.metric("penstock:streams_interrupted_total", outcome="resumed") > 0
+    wait_until(lambda: vectors.metric("penstock:engine_up") == 2, 90, "the engine being up again")
+
+
+def test_a_large_request_has_the_vectors_of_its_inputs_in_their_order(vectors: Server) -> None:
+    """It is divided among the engines."""
+    texts = [f"input number {number} " * (1 + number % 7) for number in range(600)]
+
+    async def both() -> tuple[tuple[F32, dict[str, Any]], F32]:
+        async with httpx.AsyncClient(base_url=vectors.url, timeout=120) as client:
+            whole = await embed(client, texts)
+            few = [(await embed(client, [text]))[0] for text in texts[::97]]
+            return whole, np.concatenate(few)
+
+    (whole, usage), few = asyncio.run(both())
+    assert whole.shape == (600, WIDTH)
+    assert whole[::97].tobytes() == few.tobytes()
+    assert usage["prompt_tokens"] == usage["total_tokens"] > 600
+
+
+def test_metrics_count_requests_for_vectors(vectors: Server) -> None:
+    def tokens() -> float:
+        return vectors.metric("vllm:prompt_tokens_total")
+
+    before, ended = tokens(), vectors.metric("penstock:api_requests", api="embeddings", outcome="stop")
+    reply = httpx.post(f"{vectors.url}/v1/embeddings", json={"input": ["one text", "another"]}, timeout=60)
+    used = reply.json()["usage"]["prompt_tokens"]
+    wait_until(lambda: tokens() - before == used, 30, "counting the prompts' tokens")
+    assert vectors.metric("penstock:api_requests", api="embeddings", outcome="stop") == ended + 1
+    assert vectors.metric("penstock:streams") == 0
+
+
+def test_a_server_of_vectors_says_what_it_does_not_do(vectors: Server) -> None:
+    reply = httpx.post(f"{vectors.url}/v1/completions", json={"prompt": "x"}, timeout=60)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == "task_not_supported"
+    assert "/v1/embeddings" in reply.json()["error"]["message"]
+
+
+def test_a_server_of_text_says_what_it_does_not_do(server: Server) -> None:
+    reply = httpx.post(f"{server.url}/v1/embeddings", json={"input": "x"}, timeout=60)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == "task_not_supported"
+
+
+def test_a_client_that_leaves_ends_its_streams(vectors: Server) -> None:
+    async def leave() -> None:
+        async with httpx.AsyncClient(base_url=vectors.url, timeout=120) as client:
+            large = {"input": ["word " * 50] * 2000}
+            task = asyncio.ensure_future(client.post("/v1/embeddings", json=large))
+            await asyncio.to_thread(
+                wait_until, lambda: vectors.metric("penstock:streams") > 0, 60, "the streams' begin"
+            )
+            task.cancel()
+
+    asyncio.run(leave())
+    wait_until(lambda: vectors.metric("penstock:streams") == 0, 60, "the streams' end")
