@@ -10,6 +10,8 @@ from typing import Any
 
 from penstock.config.errors import ConfigError, NeedsVllm
 
+DEFAULT_MAX_MODEL_LEN = 8192
+"""Used when config.json is missing or states no length."""
 LENGTH_NAMES = (
     "max_position_embeddings",
     "n_positions",

@@ -14,11 +14,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from penstock.config.errors import ConfigError
-from penstock.engine.model_length import length_field
+from penstock.engine.model_length import DEFAULT_MAX_MODEL_LEN, length_field
 from penstock.wire.arrays import I32
-
-DEFAULT_MAX_MODEL_LEN = 8192
-"""Used when config.json is missing or states no length."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from penstock.config.errors import ConfigError
+from penstock.engine.model_length import DEFAULT_MAX_MODEL_LEN
 from penstock.engine.vocabulary import (
-    DEFAULT_MAX_MODEL_LEN,
     read_eos_token_ids,
     read_max_model_len,
     read_vocabulary,

@@ -88,11 +88,11 @@ def test_metrics_count_requests_for_vectors(vectors: Server) -> None:
     def tokens() -> float:
         return vectors.metric("vllm:prompt_tokens_total")
 
-    before, ended = tokens(), vectors.metric("penstock:api_requests", api="embeddings", outcome="stop")
+    before, ended = tokens(), vectors.metric("penstock:api_requests_total", api="embeddings", outcome="stop")
     reply = httpx.post(f"{vectors.url}/v1/embeddings", json={"input": ["one text", "another"]}, timeout=60)
     used = reply.json()["usage"]["prompt_tokens"]
     wait_until(lambda: tokens() - before == used, 30, "counting the prompts' tokens")
-    assert vectors.metric("penstock:api_requests", api="embeddings", outcome="stop") == ended + 1
+    assert vectors.metric("penstock:api_requests_total", api="embeddings", outcome="stop") == ended + 1
     assert vectors.metric("penstock:streams") == 0
 
 

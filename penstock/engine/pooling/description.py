@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from penstock.config.errors import ConfigError
-from penstock.engine.model_length import longest_text
+from penstock.engine.model_length import DEFAULT_MAX_MODEL_LEN, longest_text
 from penstock.engine.pooling.modules import MAX_FEATURES, LogitScore, Modules, read_modules
 from penstock.engine.pooling.supported_encoders import OFFSET_POSITIONS, SUPPORTED_ENCODERS
-from penstock.engine.vocabulary import DEFAULT_MAX_MODEL_LEN
 from penstock.wire.pooling import MAX_LABELS, PoolingTask
 
 Runner = Literal["auto", "generate", "pooling", "both"]
