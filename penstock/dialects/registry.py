@@ -9,6 +9,7 @@ from __future__ import annotations
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat import openapi as chat
 from penstock.dialects.chat.dialect import ChatCompletions
+from penstock.dialects.cohere.dialect import CohereEmbed, CohereEmbedV1
 from penstock.dialects.completions import openapi as completions
 from penstock.dialects.completions.dialect import Completions
 from penstock.dialects.embeddings.dialect import Embeddings
@@ -30,10 +31,12 @@ from penstock.dialects.ollama.embed import OllamaEmbed, OllamaEmbeddings
 from penstock.dialects.ollama.models import OLLAMA_ROUTES, OllamaModels
 from penstock.dialects.openapi_schema import check_names
 from penstock.dialects.pooling.dialect import Classify, Pooling, Score, ScoreOfV1
+from penstock.dialects.rerank.dialect import Rerank, RerankV1, RerankV2
 from penstock.dialects.responses import openapi as responses
 from penstock.dialects.responses.dialect import Compact, Responses, ResponsesTokenCounter
 from penstock.dialects.sglang import openapi as sglang
 from penstock.dialects.sglang.dialect import SglangGenerate
+from penstock.dialects.tei.dialect import TEI_DIALECTS
 from penstock.dialects.tokens import openapi as tokens
 from penstock.dialects.tokens.derender import DerenderChat, DerenderCompletions
 from penstock.dialects.tokens.dialect import TokensInOut
@@ -86,6 +89,12 @@ def make_pooling_dialects(config: ServeConfig, processor: PoolingProcessor) -> l
         Classify(processor),
         Score(processor),
         ScoreOfV1(processor),
+        Rerank(processor),
+        RerankV1(processor),
+        RerankV2(processor),
+        CohereEmbed(processor),
+        CohereEmbedV1(processor),
+        *(dialect(processor) for dialect in TEI_DIALECTS),
         OllamaEmbed(processor),
         OllamaEmbeddings(processor),
         GeminiEmbed(processor),

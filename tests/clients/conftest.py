@@ -38,6 +38,8 @@ NEEDED = {
     "test_gemini.py": "google.genai",
     "test_conformance.py": "llm_comply",
     "test_frameworks.py": "langgraph",
+    "test_vectors.py": "cohere",
+    "test_vectors_openai2.py": "llama_index.embeddings.text_embeddings_inference",
 }
 """The package that each file of tests needs."""
 OFFLINE = {
@@ -98,3 +100,11 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         gateway(running.url, python=PYTHON) as front,
     ):
         yield front.url
+
+
+@pytest.fixture(scope="session")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server of vectors and scores, without a path."""
+    options = ("--engine", "synthetic", "--runner", "pooling", "--synthetic-dimensions", "64")
+    with Server(*options, directory=tmp_path_factory.mktemp("vectors"), python=PYTHON) as running:
+        yield running.url

@@ -13,7 +13,7 @@ from penstock.generation.pooling.plan import PooledInputs, PoolingPlan
 from penstock.generation.pooling.processor import PoolingProcessor
 from penstock.generation.pooling.request_fields import set_shared_fields
 from penstock.generation.pooling.scoring import plan_scores
-from penstock.http.errors import ApiError, refused
+from penstock.http.errors import ApiError, encode_json, refused
 
 
 class Rerank(PoolingDialect):
@@ -65,10 +65,10 @@ class Rerank(PoolingDialect):
     def _most(self, plan: PoolingPlan, request: RerankRequest) -> int | None:
         """Maximum tokens of an input; None: longer ones than the model takes are refused. Raises ApiError."""
         processor, most = self._processor, request.max_tokens_per_doc
-        if most is None:
+        if not most:  # 0 is vLLM's default
             return processor.max_tokens if self.cuts or request.max_chunks_per_doc == 1 else None
-        if most < 1:
-            raise refused("max_tokens_per_doc must be at least 1.", "max_tokens_per_doc", most)
+        if most < 0:
+            raise refused("max_tokens_per_doc must be at least 0.", "max_tokens_per_doc", most)
         if isinstance(pair := plan.inputs[0], tuple):
             most += processor.inputs.count_tokens(pair[0], most=processor.max_tokens)
         return min(processor.max_tokens, most)
@@ -78,6 +78,10 @@ class Rerank(PoolingDialect):
         if fields.of_tei:
             return ranked_texts(plan, pooled)
         return rerank_reply(plan, pooled, request_id, version=2 if self.path.startswith("/v2") else 1)
+
+    def error_body(self, error: ApiError, request_id: str) -> bytes:
+        """OpenAI's, with the message as Jina's clients read it."""
+        return encode_json({"error": error.fields(), "detail": error.message})
 
 
 class RerankV1(Rerank):

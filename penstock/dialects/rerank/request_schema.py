@@ -54,6 +54,9 @@ class RerankRequest(PoolingRequest, kw_only=True):
     truncation_direction: Annotated[
         str | None, about(f"{_OF_TEI}side on which tokens are dropped: right (default) or left.")
     ] = None
+    max_tokens_per_query: int | None = None
+    instruction: str | None = None
+    chat_template_kwargs: JsonObject | None = None
     relevant_spans: Any = None
     return_embeddings: bool | None = None
     overlap_tokens: int | None = None
@@ -62,6 +65,9 @@ class RerankRequest(PoolingRequest, kw_only=True):
 
 UNSUPPORTED = (
     *UNSUPPORTED_POOLING,
+    UnsupportedField("chat_template_kwargs", absent, MUST_BE_ABSENT),
+    UnsupportedField("instruction", absent, "write it into the query"),
+    UnsupportedField("max_tokens_per_query", absent, "it must be 0 or absent"),
     UnsupportedField("overlap_tokens", absent, "no chunks are made, so it must be absent"),
     UnsupportedField("relevant_spans", absent, MUST_BE_ABSENT),
     UnsupportedField("return_embeddings", absent, "it must be false or absent"),

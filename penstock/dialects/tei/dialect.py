@@ -4,7 +4,7 @@ bare lists."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -165,6 +165,16 @@ class TeiSimilarity(TeiDialect[TeiSimilarityRequest]):
     def reply(self, plan: PoolingPlan, pooled: PooledInputs, request_id: str) -> PoolingBody:
         cosines = np.einsum("j,ij->i", pooled.values[0], pooled.values[1:])
         return PoolingBody(json_pieces(b"[", b",".join(number_texts(cosines)), b"]"))
+
+
+TEI_DIALECTS: tuple[type[TeiDialect[Any]], ...] = (
+    TeiEmbed,
+    TeiEmbedAll,
+    TeiEmbedSparse,
+    TeiPredict,
+    TeiSimilarity,
+)
+"""One per route."""
 
 
 def _predicted(given: str | list[str | list[str]] | None) -> tuple[Sequence[PoolingInput], bool]:

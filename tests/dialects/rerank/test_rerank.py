@@ -106,6 +106,7 @@ def test_truncation() -> None:
     assert cut(COHERE) == (2048, False)
     assert cut(PLAIN, truncate_prompt_tokens=9, truncation_side="left") == (9, True)
     assert cut(PLAIN, truncate_prompt_tokens=-1) == (2048, False)
+    assert cut(JINA, max_tokens_per_doc=0, max_tokens_per_query=0) == (None, False)
     assert cut(JINA, max_chunks_per_doc=1) == (2048, False)
     assert cut(JINA, max_chunks_per_doc=10) == (None, False)
     query = CROSS.inputs.count_tokens("q", most=9)
@@ -144,11 +145,13 @@ def test_teis_texts() -> None:
         ({"query": {"text": 3}}, "query", "no text"),
         ({"top_n": -1}, "top_n", "at least 0"),
         ({"top_k": 3}, "top_k", "top_n"),
-        ({"max_tokens_per_doc": 0}, "max_tokens_per_doc", "at least 1"),
+        ({"max_tokens_per_doc": -1}, "max_tokens_per_doc", "at least 0"),
         ({"truncation_side": "middle"}, "truncation_side", "left"),
         ({"texts": ["a"], "documents": None, "truncation_direction": "up"}, "truncation_direction", "left"),
         ({"relevant_spans": {}, "documents": ["a"]}, None, ""),
         ({"relevant_spans": {"max": 1}}, "relevant_spans", "not supported"),
+        ({"instruction": "Rank."}, "instruction", "query"),
+        ({"max_tokens_per_query": 5}, "max_tokens_per_query", "absent"),
         ({"return_embeddings": True}, "return_embeddings", "not supported"),
     ],
 )
@@ -166,7 +169,8 @@ def test_models_that_cannot_score() -> None:
     assert refusal(Rerank(pooling_processor(TEXT_ALONE))).code == "task_not_supported"
 
 
-def test_errors_of_coheres_route() -> None:
+def test_errors_have_the_shapes_that_clients_read() -> None:
     body = json.loads(COHERE.error_body(ApiError(400, "No."), "abc"))
     assert body == {"id": "abc", "message": "No."}
-    assert json.loads(PLAIN.error_body(ApiError(400, "No."), "abc"))["error"]["message"] == "No."
+    body = json.loads(PLAIN.error_body(ApiError(400, "No."), "abc"))
+    assert body["error"]["message"] == body["detail"] == "No."
