@@ -345,8 +345,8 @@ ENGINE_FAULTS = _counter(
     (*_SERVER, "engine", "reason"),
     "What an engine sent that cannot be right: unknown_stream (of a stream that it does not run), "
     "out_of_order, invalid_token, too_many_tokens, invalid_logprobs, invalid_kv_transfer_params, "
-    "invalid_routed_experts or invalid_code (the stream ends), invalid_metrics, unreadable (the "
-    "connection is closed).",
+    "invalid_routed_experts, invalid_vectors or invalid_code (the stream ends), invalid_metrics, unreadable "
+    "(the connection is closed).",
 )
 UNKNOWN_FIELDS = _counter(
     "penstock:unknown_request_fields", "fields", (*_SERVER, "field"), "Request fields ignored as unknown."

@@ -31,8 +31,9 @@ from penstock.wire.sockets import Wakeup
 from penstock.wire.vectors import Vectors
 
 CANNOT_COMPUTE = "The model cannot compute this request:"
-MAX_STEP_VALUES = 16 << 20
-"""Values of the vectors of one step: a frame of 64 MiB."""
+MAX_STEP_VALUES = 1 << 20
+"""Values of the vectors of one step, a frame of 4 MiB: an API server copies it in a millisecond. Those of one
+input are not divided."""
 
 _log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
 
