@@ -91,7 +91,7 @@ RULES: tuple[Rule[ServeConfig], ...] = (
     ),
     needs(
         "synthetic_step_ms synthetic_tokens_per_step synthetic_acceptance_rate synthetic_fault "
-        "synthetic_prefill_tokens_per_s synthetic_script",
+        "synthetic_prefill_tokens_per_s synthetic_script synthetic_dimensions synthetic_labels",
         lambda config: config.engine == "synthetic",
         "is for --engine synthetic, not {0.engine}",
     ),
@@ -99,6 +99,11 @@ RULES: tuple[Rule[ServeConfig], ...] = (
         "synthetic_tokens_per_step",
         lambda config: config.synthetic_script is not None,
         "a script's replies have the tokens-per-step of their pace",
+    ),
+    needs(
+        "synthetic_dimensions synthetic_labels",
+        lambda config: config.runner != "generate",
+        "is for --runner pooling or both",
     ),
     needs(
         "synthetic_acceptance_rate",
@@ -150,6 +155,16 @@ RULES: tuple[Rule[ServeConfig], ...] = (
         "runner",
         lambda config: config.runner == "both" and (config.engine == "vllm" or config.attach is not None),
         "both is not for vLLM's engines: one makes text, or vectors",
+    ),
+    excludes(
+        "enable_expert_parallel enable_lora speculative_method synthetic_script",
+        lambda config: config.runner == "pooling",
+        "is for text, and --runner pooling serves none",
+    ),
+    excludes(
+        "enable_expert_parallel",
+        lambda config: config.runner == "both",
+        "does not go with --runner both: the engines' steps of vectors are not in lock-step",
     ),
     excludes("batch_invariant", lambda config: config.enable_lora, "does not go with --enable-lora"),
     excludes(

@@ -62,15 +62,16 @@ class EndedStream:
 def describe(stream: EndedStream) -> SpanData:
     """The contents of the stream's span."""
     times, end, begun = stream.times, stream.ended_at, stream.begun
-    ran, decoded = times.admitted > 0, times.admitted > 0 and times.first > 0
+    text = times.max_tokens > 0
+    ran, decoded = times.admitted > 0, text and times.admitted > 0 and times.first > 0
     attributes: dict[str, Attribute | None] = {
         "gen_ai.request.model": begun.adapter or stream.model,
         "gen_ai.response.finish_reasons": [stream.reason],
-        "gen_ai.request.max_tokens": times.max_tokens,
-        "gen_ai.request.temperature": begun.temperature,
-        "gen_ai.request.top_p": begun.top_p,
+        "gen_ai.request.max_tokens": times.max_tokens if text else None,
+        "gen_ai.request.temperature": begun.temperature if text else None,
+        "gen_ai.request.top_p": begun.top_p if text else None,
         "gen_ai.usage.prompt_tokens": times.prompt,
-        "gen_ai.usage.completion_tokens": stream.generated,
+        "gen_ai.usage.completion_tokens": stream.generated if text else None,
         "gen_ai.latency.e2e": end - times.arrived,
         "gen_ai.latency.time_in_queue": times.admitted - times.arrived if ran else None,
         "gen_ai.latency.time_to_first_token": times.first - times.arrived if decoded else None,
@@ -81,7 +82,7 @@ def describe(stream: EndedStream) -> SpanData:
         "penstock.engine": stream.rank,
         "penstock.cached_tokens": times.cached,
         "penstock.preemptions": times.preemptions,
-        "penstock.resumed_tokens": begun.resumed or None,
+        "penstock.resumed_tokens": (begun.resumed if text else 0) or None,
     }
     events: list[tuple[str, float, dict[str, Attribute]]] = []
     if ran:

@@ -27,6 +27,16 @@ from penstock.config.serve import ServeConfig
             "--synthetic-acceptance-rate 0.5: needs --synthetic-tokens-per-step above 1",
         ),
         ({"engine": "synthetic", "threads": 2}, "--threads 2: is for --engine torch, not synthetic"),
+        ({"synthetic_dimensions": 8}, "--synthetic-dimensions 8: is for --engine synthetic, not torch"),
+        (
+            {"engine": "synthetic", "runner": "generate", "synthetic_labels": 8},
+            "--synthetic-labels 8: is for --runner pooling or both",
+        ),
+        ({"runner": "pooling", "enable_lora": True}, "--enable-lora: is for text, and --runner pooling"),
+        (
+            {"runner": "both", "enable_expert_parallel": True},
+            "--enable-expert-parallel: does not go with --r",
+        ),
         ({"otlp_sampling_ratio": 0.5}, "--otlp-sampling-ratio 0.5: needs --otlp-endpoint"),
     ],
 )

@@ -16,6 +16,9 @@ from penstock.metrics.families import MetricFamily
 from penstock.metrics.merge import totals
 from penstock.metrics.snapshot import Distribution, Labels, Snapshot, decode_snapshot, encode_snapshot
 from penstock.wire.frames import FinishReason
+from penstock.wire.submits import without_inputs
+from penstock.wire.vectors import Vectors
+from tests.engine.pooling.support import pooling_submit
 from tests.engine.support import PROMPT, submit
 from tests.metrics.views import view_of
 
@@ -295,3 +298,20 @@ def test_preemptions_and_limits_of_a_stream() -> None:
         record(stats, rows((0, 1, 1, 1, LENGTH)), 2.0)
     assert total(stats, f.REQUEST_PREEMPTIONS) == (2, 4)
     assert total(stats, f.PARAMS_MAX_TOKENS) == (2, 14)
+
+
+def test_inputs_count_as_prompts_and_not_as_tokens_of_text() -> None:
+    stats = EngineStats()
+    stats.arrive(pooling_submit(7, [5, 6]), 1.0)
+    stats.arrive(without_inputs(pooling_submit(8, [5, 6]), 1), 1.0)
+    stats.admit([(0, 7), (0, 8)], 2.0)
+    made = rows((0, 7, 0, 2, FinishReason.EOS), (0, 8, 1, 1, FinishReason.EOS))
+    made.vectors = Vectors(np.array([3, 3], np.int32), np.zeros(9, np.float32))
+    stats.on_rows(made, 4.0, 0)
+    assert value(stats, f.PROMPT_TOKENS) == 17
+    assert value(stats, f.GENERATION_TOKENS) == 0
+    assert values(stats, f.SUCCESS)["m", "0", "stop"] == 2
+    assert total(stats, f.QUEUE_TIME) == (2, 2.0)
+    assert total(stats, f.E2E) == (2, 6.0)
+    for family in (f.TTFT, f.ITL, f.TPOT, f.GENERATION_LENGTH, f.PARAMS_MAX_TOKENS):
+        assert total(stats, family) == (0, 0.0)
