@@ -69,6 +69,8 @@ class Route(NamedTuple):
     """Name of the schema of its errors."""
     columns: bool = False
     """Whether the reply may be columns."""
+    matrix: bool = False
+    """Whether the reply may be a matrix of vectors."""
     stream: str = EVENTS
     """Content type of a streamed reply."""
     stream_about: str = ""

@@ -12,6 +12,7 @@ from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.cohere.dialect import CohereEmbed, CohereEmbedV1
 from penstock.dialects.completions import openapi as completions
 from penstock.dialects.completions.dialect import Completions
+from penstock.dialects.embeddings import openapi as embeddings
 from penstock.dialects.embeddings.dialect import Embeddings
 from penstock.dialects.gemini import openapi as gemini
 from penstock.dialects.gemini.dialect import (
@@ -30,6 +31,7 @@ from penstock.dialects.ollama.dialect import OllamaChat, OllamaGenerate
 from penstock.dialects.ollama.embed import OllamaEmbed, OllamaEmbeddings
 from penstock.dialects.ollama.models import OLLAMA_ROUTES, OllamaModels
 from penstock.dialects.openapi_schema import check_names
+from penstock.dialects.pooling import openapi as pooling
 from penstock.dialects.pooling.dialect import Classify, Pooling, Score, ScoreOfV1
 from penstock.dialects.rerank.dialect import Rerank, RerankV1, RerankV2
 from penstock.dialects.responses import openapi as responses
@@ -129,8 +131,10 @@ DESCRIPTIONS = check_names(
         responses.DESCRIPTION,
         tokens.DESCRIPTION,
         sglang.DESCRIPTION,
-        *ollama.DESCRIPTIONS[:2],
-        gemini.DESCRIPTIONS[0],
+        *ollama.DESCRIPTIONS,
+        *gemini.DESCRIPTIONS,
+        embeddings.DESCRIPTION,
+        *pooling.DESCRIPTIONS,
     )
 )
 """One entry per API, for the OpenAPI document."""

@@ -59,6 +59,9 @@ def test_who_asks_for_one_is_told() -> None:
         ("/v1/messages/v1/messages", "/v1/messages"),
         ("/v1/api/chat", "/api/chat"),
         ("/tags", "/api/tags"),
+        ("/embeddings", "/v1/embeddings or /api/embeddings"),
+        ("/v1/classify", "/classify"),
+        ("/models/m:embedContent", "/v1beta/models/{model}:embedContent"),
         ("/models/m:generateContent", "/v1beta/models/{model}:generateContent"),
         ("/v1/metrics", "/metrics"),
         ("/metric", "/metrics"),
@@ -72,7 +75,7 @@ def test_the_route_that_was_meant_is_named(path: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("path", "client", "api", "first"),
     [
-        ("/v1/embeddings", "", "OpenAI", "/v1/completions, /v1/responses, /v1/models, /v1/chat/completions,"),
+        ("/v1/edits", "", "OpenAI", "/v1/completions, /v1/responses, /v1/embeddings,"),
         ("/v1/audio/transcriptions", "", "OpenAI", "/v1/completions,"),
         ("/v1/moderations", "", "OpenAI", "/v1/completions,"),
         ("/v1/conversations", "", "OpenAI", "/v1/completions,"),
@@ -83,10 +86,10 @@ def test_the_route_that_was_meant_is_named(path: str, meant: str) -> None:
         ("/v1/messages/batches", "", "Anthropic", "/v1/messages, /v1/messages/count_tokens;"),
         ("/v1/files", "/v1/messages", "Anthropic", "/v1/messages, /v1/messages/count_tokens;"),
         ("/v1/complete", "/v1/messages", "Anthropic", "/v1/messages, /v1/messages/count_tokens;"),
-        ("/api/embed", "", "Ollama", "/api/"),
+        ("/api/copy", "", "Ollama", "/api/"),
         ("/api/pull", "", "Ollama", "/api/"),
-        ("/v1beta/models/m:embedContent", "", "Gemini", "/v1beta/models,"),
-        ("/v1/models/m:embedContent", "/v1beta/models/{model}:generateContent", "Gemini", "/v1beta/models,"),
+        ("/v1beta/models/m:embedText", "", "Gemini", "/v1beta/models,"),
+        ("/v1/models/m:embedText", "/v1beta/models/{model}:generateContent", "Gemini", "/v1beta/models,"),
     ],
 )
 def test_others_learn_what_is_served_of_their_api(path: str, client: str, api: str, first: str) -> None:

@@ -35,7 +35,16 @@ CHECKS = [
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Tokens as fast as they can be made: most requests ask for as many as the context holds."""
-    options = ("--engine", "synthetic", "--synthetic-step-ms", "0", "--max-model-len", "64")
+    options = (
+        "--engine",
+        "synthetic",
+        "--synthetic-step-ms",
+        "0",
+        "--runner",
+        "both",
+        "--max-model-len",
+        "64",
+    )
     with Server(*options, directory=tmp_path_factory.mktemp("fast")) as running:
         yield running
 

@@ -30,6 +30,7 @@ from penstock.dialects.openapi_schema import (
     ref,
 )
 from penstock.dialects.registry import DESCRIPTIONS
+from penstock.generation.pooling.vector_text import OCTETS
 from penstock.generation.replies.safetensors_writer import SAFETENSORS
 from penstock.http.access_keys import is_administrative
 from penstock.http.operation_options import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, MIN_TIMEOUT_S
@@ -89,6 +90,11 @@ _COLUMNS = (
     "For clients that accept it: tensors token_ids, logprobs, offsets and others, and __metadata__. With "
     "stream: frames, each a length of 8 bytes, little-endian, and such a file."
 )
+_MATRIX = {
+    OCTETS: "For clients that accept it: the values of all inputs, one after the other; the header metadata "
+    "says which are whose.",
+    SAFETENSORS: "For clients that accept it: a tensor embeddings, with a row per input.",
+}
 
 
 def openapi_document(
@@ -130,6 +136,11 @@ def _success(route: Route) -> Json:
         content[SAFETENSORS.decode()] = {
             "schema": {"type": "string", "format": "binary", "description": _COLUMNS}
         }
+    if route.matrix:
+        for kind, description in _MATRIX.items():
+            content[kind.decode()] = {
+                "schema": {"type": "string", "format": "binary", "description": description}
+            }
     return {"description": _SCHEMAS[route.reply]["description"], "content": content}
 
 

@@ -47,6 +47,7 @@ DESCRIPTION = ApiDescription(
         parameters=(REQUEST_ID,),
         body="EmbeddingRequest",
         example={"input": ["Hello", "Good morning"]},
+        matrix=True,
     ),
     request=EmbeddingRequest,
     unsupported=UNSUPPORTED,

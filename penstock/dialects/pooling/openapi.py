@@ -35,12 +35,14 @@ _POOLING = Route(
     parameters=(REQUEST_ID,),
     body="PoolingTaskRequest",
     example={"input": ["Hello", "Good morning"]},
+    matrix=True,
 )
 _SCORE = _POOLING._replace(
     path="/score",
     operation="score",
     summary="Score documents for queries",
     reply="Scores",
+    matrix=False,
     body="ScoreRequest",
     example={"queries": "What is a heron?", "documents": ["A bird.", "A fish."]},
 )
@@ -70,6 +72,7 @@ DESCRIPTIONS = (
             operation="classify",
             summary="Label texts",
             reply="Classified",
+            matrix=False,
             body="ClassifyRequest",
         ),
         request=ClassifyRequest,

@@ -14,15 +14,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.api.routes.tokenize import DetokenizeRequest, TokenizeRequest
+from penstock.config.serve import ServeConfig
 from penstock.dialects.messages.dialect import MessagesTokenCounter
 from penstock.dialects.messages.request_schema import CountTokensRequest
-from penstock.dialects.registry import DESCRIPTIONS
+from penstock.dialects.registry import DESCRIPTIONS, make_pooling_dialects
 from penstock.dialects.tokens.derender_schema import DerenderChatRequest, DerenderCompletionRequest
+from tests.generation.pooling.planning import pooling_processor
 from tests.hostile.routes.values import BIG_BYTES, fields_of, json_object, typed_values, values
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES, TOKENS = "/v1/responses", "/v1/messages", "/inference/v1/generate"
 GEMINI = "/v1beta/models/penstock-demo:generateContent"
+GEMINI_EMBED = "/v1beta/models/penstock-demo:embedContent"
 REQUESTS: dict[str, type[msgspec.Struct]] = {
     each.route.path.replace("{model}", "penstock-demo"): each.request for each in DESCRIPTIONS
 } | {
@@ -37,6 +40,11 @@ UNSUPPORTED: dict[str, frozenset[str]] = {
     each.route.path: frozenset(row.field for row in each.unsupported) for each in DESCRIPTIONS
 }
 """Fields that are refused whatever the others are."""
+POOLED = frozenset(
+    each.path.replace("{model}", "penstock-demo")
+    for each in make_pooling_dialects(ServeConfig(), pooling_processor())
+)
+"""Routes for vectors, scores and labels."""
 _MESSAGES = [{"role": "user", "content": "Count."}]
 _GENERATED = {"choices": [{"index": 0, "token_ids": [1, 2]}]}
 _BASE: dict[str, dict[str, Any]] = {
@@ -55,6 +63,12 @@ _BASE: dict[str, dict[str, Any]] = {
     "/api/chat": {"messages": _MESSAGES, "options": {"num_predict": 3}},
     "/api/generate": {"prompt": "Count.", "options": {"num_predict": 3}},
     GEMINI: {"contents": [{"parts": [{"text": "Count."}]}], "generationConfig": {"maxOutputTokens": 3}},
+    GEMINI_EMBED: {"content": {"parts": [{"text": "Count."}]}},
+    "/v1/embeddings": {"input": "Count."},
+    "/pooling": {"input": "Count."},
+    "/classify": {"input": "Count."},
+    "/score": {"queries": "Count.", "documents": ["One.", "Two."]},
+    "/api/embed": {"input": "Count."},
     "/tokenize": {"prompt": "Count."},
     "/detokenize": {"tokens": [1, 2]},
 }

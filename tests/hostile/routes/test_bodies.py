@@ -11,6 +11,7 @@ from tests.hostile.routes.cases import (
     CHAT,
     COMPLETIONS,
     MESSAGES,
+    POOLED,
     REQUESTS,
     RESPONSES,
     Case,
@@ -52,9 +53,14 @@ def fast_cases(path: str, seed: int) -> list[Case]:
     return sample([*mixed, *sample(list(couples(path)), count // 2, seed)], len(mixed) * 2, seed)
 
 
-@pytest.mark.parametrize("path", REQUESTS)
+@pytest.mark.parametrize("path", sorted(REQUESTS.keys() - POOLED))
 def test_some_hostile_bodies(demo: Server, path: str) -> None:
     attack(demo, demo.url, fast_cases(path, 1), FAST_S)
+
+
+@pytest.mark.parametrize("path", sorted(REQUESTS.keys() & POOLED))
+def test_some_hostile_bodies_of_vectors(vectors: Server, path: str) -> None:
+    attack(vectors, vectors.url, fast_cases(path, 1), FAST_S)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -64,7 +70,14 @@ def test_some_hostile_bodies_through_the_gateway(demo: Server, front: Gateway, p
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("path", REQUESTS)
+@pytest.mark.parametrize("path", sorted(REQUESTS.keys() & POOLED))
+def test_every_hostile_value_of_vectors(vectors: Server, path: str) -> None:
+    attack(vectors, vectors.url, sample(list(singles(path)), 1 << 30), SLOW_S / 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("path", sorted(REQUESTS.keys() - POOLED))
 def test_every_hostile_value(demo: Server, path: str) -> None:
     cases = sample(list(singles(path)), 1 << 30)
     plain = [case for case in cases if not case.constrained]
