@@ -83,9 +83,7 @@ def _torch_pooling(
     described: PoolingDescription,
     progress: Callable[[str, float | None], None],
 ) -> Engine:
-    from penstock.engine.torch.pooling.loader import (  # type: ignore[import-not-found,unused-ignore]
-        load_pooling_model,
-    )
+    from penstock.engine.torch.pooling.loader import load_pooling_model
 
     model = load_pooling_model(config, launch.model_dir, described, progress, launch.index)
     info = EngineInfo(

@@ -21,6 +21,11 @@ class DevicePlace:
     """This rank included, at least 1: each takes its part of the memory."""
 
 
+def device_name(device: torch.device) -> str:
+    """What metrics and status call it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
 def no_cuda() -> str:
     """Why there is no CUDA device, and what helps."""
     if torch.version.cuda is None:

@@ -27,7 +27,7 @@ from penstock.engine.speculation.ngram import NgramProposer
 from penstock.engine.speculation.proposer import Proposer
 from penstock.engine.speculation.speculation import Speculation
 from penstock.engine.speculation.suffix import SuffixProposer
-from penstock.engine.torch.device import place_rank, step_threads
+from penstock.engine.torch.device import device_name, place_rank, step_threads
 from penstock.engine.torch.draft.draft_loader import load_draft_model, read_draft_shape
 from penstock.engine.torch.draft.draft_model import DraftModel
 from penstock.engine.torch.expert_parallel import ExpertParallel
@@ -179,7 +179,7 @@ class TorchEngine:
             vocab_size=shape.vocab_size,
             max_num_seqs=config.max_num_seqs,
             eos_token_ids=eos,
-            device=_device_name(device),
+            device=device_name(device),
             dtype=str(dtype).removeprefix("torch."),
             kv_cache_tokens=blocks * config.block_size,
             cache_config={
@@ -467,7 +467,3 @@ def _steps_ahead(config: ServeConfig, device: torch.device) -> int:
     """Batches that stay in flight after a step (async scheduling): 1 or 0. A CPU gains nothing by it."""
     wanted = device.type == "cuda" if config.async_scheduling == "auto" else config.async_scheduling == "on"
     return int(wanted)
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -14,6 +14,7 @@ from penstock.config.errors import ConfigError, one_line
 from penstock.config.serve import ServeConfig
 from penstock.engine.model_length import longest_text
 from penstock.engine.pooling.description import Runner
+from penstock.engine.pooling.supported_encoders import SUPPORTED_ENCODERS
 from penstock.engine.torch.expert_parallel import IMPLEMENTATION, ExpertParallel
 from penstock.engine.torch.experts import pick_experts
 from penstock.engine.torch.host_reads import remove_host_reads
@@ -93,7 +94,7 @@ def read_shape(model_dir: str, runner: Runner = "generate") -> ModelShape:
     """The shape of a decoder from its config.json. Raises ConfigError for an unsupported architecture, and
     one that is not for ``runner``."""
     check_supported(Path(model_dir), runner=runner)
-    config = _read_config(model_dir)
+    config = read_config(model_dir)
     try:
         return _shape_of(config)
     except _ODD_CONFIG as error:
@@ -155,7 +156,7 @@ def _reused_layers(config: Any) -> dict[int, int]:
     return reused
 
 
-def _read_config(model_dir: str) -> Any:
+def read_config(model_dir: str) -> Any:
     """transformers' configuration of the model, of the text part if it has others."""
     import_transformers()
     from huggingface_hub.errors import StrictDataclassError
@@ -203,7 +204,7 @@ def load_model(
     options = {"dtype": dtype, "attn_implementation": attention}
     if experts is not None:
         options["experts_implementation"] = IMPLEMENTATION
-    elif _read_config(model_dir).model_type in WITH_EXPERTS:
+    elif read_config(model_dir).model_type in WITH_EXPERTS:
         options["experts_implementation"] = pick_experts(dtype, device)
     if config.load_format == "dummy":
         model = _random_model(model_dir, config.seed, device, options, head)
@@ -211,7 +212,8 @@ def load_model(
         model = _read_model(model_dir, config.load_format == "safetensors", options, experts, head)
     if experts is not None:
         experts.keep_local_experts(model)
-    remove_host_reads(model)
+    if model.config.model_type not in SUPPORTED_ENCODERS:
+        remove_host_reads(model)
     _make_parameters(model)
     return model.to(device).eval()
 
@@ -224,6 +226,11 @@ def _make_parameters(model: Any) -> None:
             if name not in module._non_persistent_buffers_set:
                 delattr(module, name)
                 setattr(module, name, torch.nn.Parameter(buffer, requires_grad=False))
+
+
+def _unused(name: str, head: Head) -> bool:
+    """Whether a tensor belongs to BERT's own pooler, which embedders do without."""
+    return head in ("none", "token_labels") and name.rpartition("pooler.")[1] != ""
 
 
 def _class_for(head: Head, config: Any) -> Any:
@@ -239,7 +246,7 @@ def _class_for(head: Head, config: Any) -> Any:
 def _random_model(
     model_dir: str, seed: int, device: torch.device, options: dict[str, Any], head: Head
 ) -> Any:
-    config = _read_config(model_dir)
+    config = read_config(model_dir)
     torch.manual_seed(seed)
     try:
         with torch.device(device):
@@ -260,7 +267,7 @@ def _read_model(
     from safetensors import SafetensorError
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, Mxfp4Config
 
-    config = _read_config(model_dir)
+    config = read_config(model_dir)
     model_class: Any = _class_for(head, config)
     if getattr(config, "quantization_config", None) is not None:
         options["quantization_config"] = Mxfp4Config(dequantize=True)
@@ -292,7 +299,7 @@ def _read_model(
     ]
     for what, names in (
         ("tensors of another shape than config.json states", mismatched),
-        ("no weights for", sorted(report["missing_keys"])),
+        ("no weights for", sorted(name for name in report["missing_keys"] if not _unused(name, head))),
         ("errors in the weights", sorted(report["error_msgs"])),
     ):
         if names:

@@ -1,0 +1,92 @@
+"""Loads the model of a directory that makes vectors, scores or labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.config.serve import ServeConfig
+from penstock.engine.pooling.description import PoolingDescription
+from penstock.engine.pooling.modules import read_modules
+from penstock.engine.torch.device import place_rank, step_threads
+from penstock.engine.torch.model_loader import Head as HeadKind
+from penstock.engine.torch.model_loader import load_model, pick_dtype, read_config
+from penstock.engine.torch.out_of_memory import stating_shortage
+from penstock.engine.torch.pooling.encoder_states import EncoderStates
+from penstock.engine.torch.pooling.heads import Head, LabelHead, VectorHead
+from penstock.engine.torch.pooling.packed_attention import PackedAttention
+from penstock.engine.torch.pooling.torch_pooling_model import TorchPoolingModel
+from penstock.metrics.freed_memory import keep_freed_memory
+from penstock.wire.pooling import PoolingInfo, PoolingTask
+
+ATTENTION = "penstock_packed"
+CPU_TOKENS = 512
+"""Tokens that a CPU computes at once: what layers hand on stays in its cache."""
+DEVICE_TOKENS = 1 << 16
+LESS = "take --dtype bfloat16, a smaller model, or a device with more free memory"
+
+
+def load_pooling_model(
+    config: ServeConfig,
+    model_dir: str,
+    description: PoolingDescription,
+    progress: Callable[[str, float | None], None],
+    rank: int = 0,
+) -> TorchPoolingModel:
+    """The model in ``model_dir``. ``rank`` chooses the device. Raises ConfigError for what a restart would
+    not cure."""
+    progress("loading PyTorch", None)
+    keep_freed_memory()
+    place = place_rank(config, rank)
+    device = place.device
+    torch.set_num_threads(step_threads(config, device))
+    modules = read_modules(Path(model_dir))
+    directory = str(modules.transformer)
+    dtype = pick_dtype(config, read_config(directory).dtype, device)
+    progress("loading weights", 0.2)
+    kind = head_kind(description)
+    with stating_shortage(f"loading the weights of {model_dir}", LESS, device):
+        attend = PackedAttention()
+        model = load_backbone(config, directory, kind, dtype=dtype, device=device, attend=attend)
+        head: Head
+        if kind == "none":
+            head = VectorHead(modules, device)
+            base = model
+        else:
+            base = model.base_model
+            head = LabelHead(model, modules.label_activation)
+        states = EncoderStates(base, attend)
+    info = PoolingInfo(
+        tasks=tuple(int(task) for task in description.tasks),
+        width=description.width,
+        labels=len(description.labels),
+        generates=description.generates,
+    )
+    tokens = CPU_TOKENS if device.type == "cpu" else DEVICE_TOKENS
+    return TorchPoolingModel(info, states, head, tokens=tokens, device=device, dtype=dtype)
+
+
+def head_kind(description: PoolingDescription) -> HeadKind:
+    """What the model has behind its layers."""
+    if PoolingTask.CLASSIFY in description.tasks:
+        return "labels"
+    return "token_labels" if PoolingTask.TOKEN_CLASSIFY in description.tasks else "none"
+
+
+def load_backbone(
+    config: ServeConfig,
+    directory: str,
+    kind: HeadKind,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    attend: PackedAttention,
+) -> Any:
+    """transformers' model of an encoder, which attends by ``attend``."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, attend)
+    return load_model(directory, config, dtype=dtype, device=device, attention=ATTENTION, head=kind)
