@@ -280,7 +280,7 @@ class _Server:
             defaults=defaults,
             model_type=model_type(launch.model_dir),
             transfers_kv=info.transfers_kv,
-            generates=info.pooling is None or info.pooling.generates,
+            tasks=() if info.pooling is None else info.pooling.names,
         )
         adapters = self._engine_client.adapters
         input_processor = InputProcessor(self._config, model_info, tokenizer, template, adapters)

@@ -37,8 +37,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """As in config.json; empty: unknown."""
     transfers_kv: bool = False
     """Whether kv_transfer_params are supported."""
-    generates: bool = True
-    """Whether it serves text; one that does not makes vectors, scores or labels."""
+    tasks: tuple[str, ...] = ()
+    """What it makes, of a model that makes vectors, scores or labels: generate (text), embed, classify …"""
+
+    @property
+    def generates(self) -> bool:
+        """Whether it serves text."""
+        return not self.tasks or "generate" in self.tasks
 
 
 def model_type(directory: str | os.PathLike[str]) -> str:

@@ -91,3 +91,8 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
     """Whether the engine serves text as well."""
     max_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     """Tokens of the longest input; 0: as many as of a text."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """vLLM's names of all that it makes."""
+        return ("generate",) * self.generates + tuple(TASK_NAMES[PoolingTask(task)] for task in self.tasks)

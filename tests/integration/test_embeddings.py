@@ -94,6 +94,20 @@ def test_every_api_has_the_same_vectors(http: httpx.Client) -> None:
     assert np.array_equal(np.array([each["values"] for each in several["embeddings"]], np.float32), expected)
 
 
+def test_models_say_what_they_make(http: httpx.Client) -> None:
+    [card] = http.get("/v1/models").json()["data"]
+    assert card["tasks"] == ["generate", "embed", "token_embed", "classify", "token_classify"]
+    [of_google] = http.get("/v1beta/models").json()["models"]
+    assert of_google["supportedGenerationMethods"] == [
+        "generateContent",
+        "countTokens",
+        "embedContent",
+        "batchEmbedContents",
+    ]
+    of_ollama = posted(http, "/api/show", {"model": "m"})["capabilities"]
+    assert {"completion", "embedding"} <= set(of_ollama)
+
+
 def test_a_vector_for_each_token(http: httpx.Client) -> None:
     made = posted(http, "/pooling", {"input": TEXTS[:3], "task": "token_embed", "encoding_format": "base64"})
     rows = [np.frombuffer(base64.b64decode(item["data"]), "<f4").reshape(-1, WIDTH) for item in made["data"]]

@@ -112,6 +112,9 @@ def model_list(
     cards += [
         by_name[name] | {"id": alias, "parent": name} for alias, name in aliases.items() if name in by_name
     ]
+    if model_info.tasks:
+        for card in cards:
+            card["tasks"] = model_info.tasks
     return {"object": "list", "data": cards}
 
 

@@ -68,7 +68,13 @@ class OllamaModels(DescribingRoute):
             raise ApiError(400, "model is missing.", param="model")
         card = asked.card(name)
         format, family = self._processor.output_format, self._processor.model_info.model_type or "unknown"
-        able = {"tools": format.calls_tools, "thinking": format.reasoning is not None}
+        generates = self._processor.model_info.generates
+        able = {
+            "completion": generates,
+            "tools": generates and format.calls_tools,
+            "thinking": generates and format.reasoning is not None,
+            "embedding": "embed" in card.get("tasks", ()),
+        }
         return {
             "license": "",
             "modelfile": "",
@@ -80,7 +86,7 @@ class OllamaModels(DescribingRoute):
                 "general.basename": card["id"],
                 f"{family}.context_length": card["max_model_len"],
             },
-            "capabilities": ["completion", *(name for name, can in able.items() if can)],
+            "capabilities": [name for name, can in able.items() if can],
             "modified_at": shown_time(card["created"]),
         }
 

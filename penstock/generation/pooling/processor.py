@@ -74,9 +74,7 @@ class PoolingProcessor:
             if task in offered:
                 return task
         wanted = " or ".join(TASK_NAMES[task] for task in tasks)
-        has = [TASK_NAMES[PoolingTask(task)] for task in offered]
-        if self.info is None or self.info.generates:
-            has.insert(0, "generate")
+        has = ("generate",) if self.info is None else self.info.names
         raise ApiError(
             400,
             f"This route needs a model for {wanted}; {self.model!r} is one for {', '.join(has)}.",
