@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -21,7 +22,7 @@ OPTIONS = ("--engine", "synthetic", "--runner", "pooling", "--synthetic-dimensio
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two API servers and two engines, of which every step takes a while."""
-    options = (*OPTIONS, "--api-server-count", "2", "--data-parallel-size", "2", "--synthetic-step-ms", "30")
+    options = (*OPTIONS, "--api-server-count", "2", "--data-parallel-size", "2", "--synthetic-step-ms", "4")
     limits = ("--max-num-seqs", "16")  # so that requests wait, and some are under way, when an engine dies
     with Server(*options, *limits, directory=tmp_path_factory.mktemp("vectors")) as server:
         yield server
@@ -45,17 +46,19 @@ async def all_of(server: Server, count: int, kill: bool) -> list[F32]:
     """The vectors of so many concurrent requests."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
-        first = asyncio.Event()
+        engine = server.children("engine")[0]
+        if kill:
+            engine.suspend()  # so that it has requests when it dies
 
         async def one(number: int) -> F32:
             made, _ = await embed(client, texts_of(number))
-            first.set()
             return made
 
         tasks = [asyncio.ensure_future(one(number)) for number in range(count)]
         if kill:
-            await first.wait()
-            server.children("engine")[0].kill()
+            waiting = partial(server.metric, "penstock:streams")
+            await asyncio.to_thread(wait_until, lambda: waiting() > 20, 60, "requests at the engines")
+            engine.kill()
         return await asyncio.gather(*tasks)
 
 

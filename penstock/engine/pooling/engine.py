@@ -7,7 +7,6 @@ queue, within ``--max-num-batched-tokens`` and ``--max-num-seqs``; a stream has 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from penstock.engine.base import Hold, Load, RequestRejected, StepRows, StreamFa
 from penstock.engine.batch.rows import aborted_rows, concat_rows, empty_rows
 from penstock.engine.lora.adapter_table import AdapterTable
 from penstock.engine.pooling.model import PoolingBatch, PoolingGroup, PoolingModel
-from penstock.engine.schedule.waiting_queue import WaitingQueue
+from penstock.engine.schedule.waiting_queue import StreamKey, WaitingQueue
 from penstock.engine.weights.weight_loader import WeightLoader
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.arrays import F32, I32
@@ -34,6 +33,8 @@ CANNOT_COMPUTE = "The model cannot compute this request:"
 MAX_STEP_VALUES = 1 << 20
 """Values of the vectors of one step, a frame of 4 MiB: an API server copies it in a millisecond. Those of one
 input are not divided."""
+MAX_RUNNING_TOKENS = 16 << 20
+"""Tokens of the streams that have begun, 64 MiB; others wait in the queue, which has its own bound."""
 
 _log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
 
@@ -55,6 +56,10 @@ class _Stream:
     """Index, within the whole stream, of the first input here."""
     done: int = 0
     """Inputs here that have been computed."""
+
+    @property
+    def key(self) -> StreamKey:
+        return self.server, self.stream
 
     @classmethod
     def of(cls, server: int, request: Submit) -> _Stream:
@@ -115,7 +120,8 @@ class PoolingEngine:
         """Tokens of all steps."""
         self._max_inputs = config.max_num_seqs
         self._waiting = WaitingQueue(config)
-        self._running: deque[_Stream] = deque()
+        self._running: dict[StreamKey, _Stream] = {}
+        """In the order in which they began."""
         self._aborted: set[tuple[int, int]] = set()
         self._admitted: list[tuple[int, int]] = []
         self._hold = Hold.NOTHING
@@ -127,7 +133,7 @@ class PoolingEngine:
     # -- streams come and go
 
     def submit(self, server: int, request: Submit) -> None:
-        if any((each.server, each.stream) == (server, request.stream) for each in self._running):
+        if (server, request.stream) in self._running:
             raise WireError(f"Submit.stream {request.stream} is running already")
         self._check(request)
         self._waiting.push(server, request, max(0, self._max_inputs - len(self._running)))
@@ -155,11 +161,11 @@ class PoolingEngine:
         for stream in streams:
             if not self._waiting.abort(server, stream):
                 self._aborted.add((server, stream))
-        self._aborted &= {(each.server, each.stream) for each in self._running}
+        self._aborted &= self._running.keys()
 
     def drop_server(self, server: int) -> None:
         self._waiting.drop_server(server)
-        self._running = deque(each for each in self._running if each.server != server)
+        self._running = {key: each for key, each in self._running.items() if key[0] != server}
         self._aborted = {each for each in self._aborted if each[0] != server}
 
     def take_admitted(self) -> Sequence[tuple[int, int]]:
@@ -177,7 +183,7 @@ class PoolingEngine:
 
     def fail_all(self, code: str, message: str) -> StepRows:
         rows = empty_rows()
-        failed = [_failure(each, code, message) for each in self._running]
+        failed = [_failure(each, code, message) for each in self._running.values()]
         rows.failed = [*failed, *self._waiting.fail_all(code, message)]
         self._running.clear()
         self._aborted.clear()
@@ -214,19 +220,18 @@ class PoolingEngine:
         """No other rank shares the model's layers."""
 
     def _take_aborted(self) -> StepRows:
-        ended = [each for each in self._running if (each.server, each.stream) in self._aborted]
+        ended = [self._running.pop(key) for key in self._aborted]
         self._aborted.clear()
-        for each in ended:
-            self._running.remove(each)
         return aborted_rows([(each.server, each.stream, each.position + each.done) for each in ended])
 
     def _schedule(self) -> list[_Part]:
         """The next inputs: of each stream as many as have its share of the step's tokens, so that a request
         with few inputs does not wait for one with many; then in the order of the streams as many as fit."""
-        self._admit()
+        if self._hold is Hold.NOTHING:
+            self._admit()
         if not self._running:
             return []
-        parts = [_Part(stream, 0) for stream in self._running]
+        parts = [_Part(stream, 0) for stream in self._running.values()]
         tokens, inputs, values = self.max_tokens, self._max_inputs, MAX_STEP_VALUES
         for limit in (tokens // len(parts), tokens):
             for part in parts:
@@ -246,10 +251,12 @@ class PoolingEngine:
         return max(1, width) * (int(stream.lengths.max()) if task in PER_TOKEN else 1)
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._max_inputs and self._hold is Hold.NOTHING:
+        tokens = sum(len(each.ids) for each in self._running.values())
+        while self._waiting and len(self._running) < self._max_inputs and tokens < MAX_RUNNING_TOKENS:
             waiting = self._waiting.pop()
             stream = _Stream.of(waiting.server, waiting.request)
-            self._running.append(stream)
+            self._running[stream.key] = stream
+            tokens += len(stream.ids)
             self._admitted.append((stream.server, stream.stream))
             if waiting.request.resubmitted:
                 self._on_start(stream.server, stream.stream)
@@ -270,12 +277,12 @@ class PoolingEngine:
             halves = [parts[: len(parts) // 2], parts[len(parts) // 2 :]]
         rows = []
         for half in halves:
-            if half[0].of in self._running:  # its first inputs may have ended it
+            if half[0].of.key in self._running:  # its first inputs may have ended it
                 rows.append(self._compute(half))
         return concat_rows(rows)
 
     def _fail(self, stream: _Stream, message: str) -> StepRows:
-        self._running.remove(stream)
+        del self._running[stream.key]
         rows = empty_rows()
         rows.failed = [_failure(stream, "engine_error", message)]
         return rows
@@ -295,7 +302,7 @@ class PoolingEngine:
             stream.done += part.count
             finish.append(FinishReason.EOS if stream.done == len(stream.lengths) else FinishReason.NONE)
             if finish[-1]:
-                self._running.remove(stream)
+                del self._running[stream.key]
         return StepRows(
             server=np.array([part.of.server for part in parts], np.int32),
             stream=np.array([part.of.stream for part in parts], np.int32),
