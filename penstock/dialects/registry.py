@@ -9,6 +9,7 @@ from __future__ import annotations
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat import openapi as chat
 from penstock.dialects.chat.dialect import ChatCompletions
+from penstock.dialects.cohere import openapi as cohere
 from penstock.dialects.cohere.dialect import CohereEmbed, CohereEmbedV1
 from penstock.dialects.completions import openapi as completions
 from penstock.dialects.completions.dialect import Completions
@@ -33,11 +34,13 @@ from penstock.dialects.ollama.models import OLLAMA_ROUTES, OllamaModels
 from penstock.dialects.openapi_schema import check_names
 from penstock.dialects.pooling import openapi as pooling
 from penstock.dialects.pooling.dialect import Classify, Pooling, Score, ScoreOfV1
+from penstock.dialects.rerank import openapi as rerank
 from penstock.dialects.rerank.dialect import Rerank, RerankV1, RerankV2
 from penstock.dialects.responses import openapi as responses
 from penstock.dialects.responses.dialect import Compact, Responses, ResponsesTokenCounter
 from penstock.dialects.sglang import openapi as sglang
 from penstock.dialects.sglang.dialect import SglangGenerate
+from penstock.dialects.tei import openapi as tei
 from penstock.dialects.tei.dialect import TEI_DIALECTS
 from penstock.dialects.tokens import openapi as tokens
 from penstock.dialects.tokens.derender import DerenderChat, DerenderCompletions
@@ -135,6 +138,9 @@ DESCRIPTIONS = check_names(
         *gemini.DESCRIPTIONS,
         embeddings.DESCRIPTION,
         *pooling.DESCRIPTIONS,
+        rerank.DESCRIPTION,
+        cohere.DESCRIPTION,
+        tei.DESCRIPTION,
     )
 )
 """One entry per API, for the OpenAPI document."""

@@ -1,4 +1,4 @@
-"""Errors of requests that become chat completions, with the names that fields have in their own API."""
+"""Fields in errors: by the names that they have in an API, and in the message where it has no other place."""
 
 from __future__ import annotations
 
@@ -23,3 +23,9 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
                 headers=error.headers,
             )
     return error
+
+
+def with_field(error: ApiError) -> str:
+    """The message, with the field at fault, of an API whose errors have no place for it."""
+    name = (error.param or "").rpartition(".")[2].partition("[")[0]  # schema of tools[0].schema[1]
+    return error.message if name in error.message else f"{error.param}: {error.message}"

@@ -58,6 +58,7 @@ API_OPERATIONS = {
     "generate": ("text_completion", "vllm"),
     "sglang": ("text_completion", "sglang"),
     "embeddings": ("embeddings", "openai"),
+    "cohere": ("embeddings", "cohere"),
 }
 """gen_ai.operation.name and gen_ai.provider.name by API: whose API it is."""
 

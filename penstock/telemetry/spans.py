@@ -45,10 +45,10 @@ OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
     "/v1/messages": "chat",
-    "/v1/embeddings": "embeddings",
+    **dict.fromkeys(("/v1/embeddings", "/v1/embed", "/v2/embed"), "embeddings"),
 }
 """gen_ai.operation.name by path."""
-PROVIDERS = {"/v1/messages": "anthropic"}
+PROVIDERS = {"/v1/messages": "anthropic", "/v1/embed": "cohere", "/v2/embed": "cohere"}
 """gen_ai.provider.name by path: whose API it is; of all others, OpenAI's."""
 Attribute: TypeAlias = str | int | float | bool | Sequence[str]
 

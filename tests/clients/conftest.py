@@ -103,8 +103,17 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server of vectors and scores, without a path."""
+def pooling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ("--engine", "synthetic", "--runner", "pooling", "--synthetic-dimensions", "64")
     with Server(*options, directory=tmp_path_factory.mktemp("vectors"), python=PYTHON) as running:
-        yield running.url
+        yield running
+
+
+@pytest.fixture(scope="session", params=["direct", "gateway"])
+def vectors(pooling: Server, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a server of vectors and scores, and of a gateway in front of it, without a path."""
+    if request.param == "direct":
+        yield pooling.url
+        return
+    with gateway(pooling.url, python=PYTHON) as front:
+        yield front.url

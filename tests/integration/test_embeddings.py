@@ -92,6 +92,9 @@ def test_every_api_has_the_same_vectors(http: httpx.Client) -> None:
     assert np.array_equal(np.array(one["embedding"]["values"], np.float32), expected[0])
     several = posted(http, "/v1beta/models/m:batchEmbedContents", {"requests": contents})
     assert np.array_equal(np.array([each["values"] for each in several["embeddings"]], np.float32), expected)
+    of_cohere = posted(http, "/v2/embed", {"model": "m", "texts": TEXTS[:2], "input_type": "search_query"})
+    assert np.array_equal(np.array(of_cohere["embeddings"]["float"], np.float32), expected)
+    assert np.array_equal(np.array(posted(http, "/embed", {"inputs": TEXTS[:2]}), np.float32), expected)
 
 
 def test_models_say_what_they_make(http: httpx.Client) -> None:
@@ -127,6 +130,28 @@ def test_scores_and_labels(http: httpx.Client) -> None:
     assert [item["num_classes"] for item in labelled["data"]] == [1] * 5
 
 
+def test_ranks(http: httpx.Client) -> None:
+    """Scores and their order are those of /score, in each API's reply."""
+    scores = [item["score"] for item in posted(http, "/score", {"queries": "q", "documents": TEXTS})["data"]]
+    order = sorted(range(len(TEXTS)), key=lambda index: -scores[index])
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        made = posted(http, path, {"query": "q", "documents": TEXTS, "return_documents": True, "top_n": 200})
+        assert [each["index"] for each in made["results"]] == order[:200]
+        assert [each["relevance_score"] for each in made["results"]] == [scores[at] for at in order[:200]]
+        assert [each["document"]["text"] for each in made["results"]] == [TEXTS[at] for at in order[:200]]
+    texts = posted(http, "/rerank", {"query": "q", "texts": TEXTS})
+    assert [(each["index"], each["score"]) for each in texts] == [(at, scores[at]) for at in order]
+
+
+def test_teis_lists(http: httpx.Client) -> None:
+    expected = posted(http, "/pooling", {"input": TEXTS[:2], "task": "token_embed", "use_activation": False})
+    assert posted(http, "/embed_all", {"inputs": TEXTS[:2]}) == [each["data"] for each in expected["data"]]
+    one, pair = posted(http, "/predict", {"inputs": "a"}), posted(http, "/predict", {"inputs": [["a", "b"]]})
+    assert [each["label"] for each in (*one, *pair[0])] == ["LABEL_0"] * 2
+    compared = {"source_sentence": "a", "sentences": ["a", "b"]}
+    assert posted(http, "/similarity", {"inputs": compared})[0] == pytest.approx(1, abs=1e-5)
+
+
 def test_conversations_and_text_beside_vectors(http: httpx.Client) -> None:
     messages = [{"role": "user", "content": "hello"}]
     made = posted(http, "/v1/embeddings", {"messages": messages})
@@ -146,6 +171,18 @@ def test_long_inputs_are_refused_or_cut(http: httpx.Client) -> None:
     left = posted(http, "/v1/embeddings", {"input": long, "truncate_prompt_tokens": 9})
     assert left["usage"]["prompt_tokens"] == 9
     assert posted(http, "/api/embed", {"input": long})["prompt_eval_count"] == 512
+    assert posted(http, "/v2/embed", {"texts": [long]})["meta"]["tokens"] == {"input_tokens": 512}
+    assert len(posted(http, "/embed", {"inputs": long})) == 1
+    ranked = posted(http, "/v2/rerank", {"query": "q", "documents": ["short", long]})
+    most = {"query": "q", "documents": [long], "max_tokens_per_doc": 20}
+    assert ranked["usage"]["prompt_tokens"] < 2 * 512
+    assert 20 <= posted(http, "/v1/rerank", most)["usage"]["prompt_tokens"] < 30
+    for path, body in (
+        ("/v1/rerank", {"query": "q", "documents": [long]}),
+        ("/v2/embed", {"texts": [long], "truncate": "NONE"}),
+        ("/embed", {"inputs": long, "truncate": False}),
+    ):
+        assert http.post(path, json=body).status_code == 400, path
     of_ollama = http.post("/api/embed", json={"input": long, "truncate": False})
     assert (of_ollama.status_code, list(of_ollama.json())) == (400, ["error"])
 
@@ -155,6 +192,10 @@ def test_long_inputs_are_refused_or_cut(http: httpx.Client) -> None:
     [
         ("/v1/embeddings", {"input": "a", "dimensions": WIDTH + 1}, f"must be 1 to {WIDTH}"),
         ("/api/embed", {}, "input must be provided"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "at least one"),
+        ("/v2/rerank", {"query": "a", "documents": []}, "at least one"),
+        ("/v2/embed", {"texts": ["a"], "model": "other"}, "does not exist"),
+        ("/embed", {"inputs": "a", "dimensions": WIDTH + 1}, f"must be 1 to {WIDTH}"),
         ("/v1beta/models/m:embedContent", {"content": {}}, "content must have parts"),
         ("/v1beta/models/other:embedContent", {"content": {"parts": [{"text": "a"}]}}, "does not exist"),
     ],
@@ -164,8 +205,11 @@ def test_errors_have_the_shape_of_the_api(
 ) -> None:
     reply = http.post(path, json=body)
     assert reply.status_code in (400, 404)
+    if path.startswith("/v2/"):
+        assert told in reply.json()["message"]
+        return
     error = reply.json()["error"]
-    if path.startswith("/api/"):
+    if path.startswith(("/api/", "/embed")):
         assert told in error
         return
     assert told in error["message"]

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import msgspec
 
+from penstock.dialects.renamed_fields import with_field
 from penstock.http.errors import ApiError
 
 _TYPES = {
@@ -42,18 +43,13 @@ def error_type(status: int) -> str:
     return _TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
 
 
-def _last_name(param: str) -> str:
-    """``schema`` of ``tools[0].schema[1]``."""
-    return param.rpartition(".")[2].partition("[")[0]
-
-
 def error_body(error: ApiError, request_id: str) -> bytes:
     """The body of an error reply, or the data of an error event."""
     message = error.message
     if error.param == "input_tokens":  # the prompt is longer than the context
         message = f"{TOO_LONG}: {message}"
-    elif error.param is not None and _last_name(error.param) not in message:  # there is no field for it
-        message = f"{error.param}: {message}"
+    else:
+        message = with_field(error)
     fields: dict[str, object] = {"type": error_type(error.status), "message": message}
     if error.param in _DETAILS:
         fields["details"] = _DETAILS[error.param]

@@ -42,10 +42,13 @@ DESCRIPTION = ApiDescription(
             "Documents, the best one first.",
             {"id": STRING, "model": STRING, "results": listed(ref("RankedDocument"))},
             object={"type": "string", "const": "list"},
-            usage=ref("Usage"),
+            usage=shape("Tokens.", {"prompt_tokens": COUNT, "total_tokens": COUNT}),
             meta={"type": "object", "description": "Cohere's version and counts."},
         ),
-        "RankedTexts": listed(shape("A text.", {"index": COUNT, "score": NUMBER}, text=STRING)),
+        "RankedTexts": {
+            "description": "Texts, the best one first.",
+            **listed(shape("A text.", {"index": COUNT, "score": NUMBER}, text=STRING)),
+        },
         "RankedOrTexts": {
             "description": "Documents; of a request with texts, TEI's list. The best one is first.",
             "anyOf": [ref("Ranked"), ref("RankedTexts")],

@@ -39,14 +39,20 @@ DESCRIPTION = ApiDescription(
     request=TeiEmbedRequest,
     unsupported=UNSUPPORTED_POOLING,
     replies={
-        "TeiVectors": listed(listed(NUMBER)),
-        "TeiTokenVectors": listed(listed(listed(NUMBER))),
-        "TeiLabels": listed(shape("A label.", {"score": NUMBER, "label": STRING})),
+        "TeiVectors": {"description": "A vector of each input.", **listed(listed(NUMBER))},
+        "TeiTokenVectors": {
+            "description": "For each input a vector of each token.",
+            **listed(listed(listed(NUMBER))),
+        },
+        "TeiLabels": {
+            "description": "Labels of an input.",
+            **listed(shape("A label.", {"score": NUMBER, "label": STRING})),
+        },
         "TeiPredictions": {
             "description": "Labels of the input, or of each input of a list, the likeliest one first.",
             "anyOf": [ref("TeiLabels"), listed(ref("TeiLabels"))],
         },
-        "TeiCosines": listed(NUMBER),
+        "TeiCosines": {"description": "The cosine of each sentence.", **listed(NUMBER)},
         "TeiError": shape("Why a request failed.", {"error": STRING, "error_type": STRING}),
     },
     more_routes=(

@@ -86,7 +86,11 @@ def test_the_span_of_another_request() -> None:
 
 @pytest.mark.parametrize(
     ("path", "operation", "provider"),
-    [("/v1/completions", "text_completion", "openai"), ("/v1/messages", "chat", "anthropic")],
+    [
+        ("/v1/completions", "text_completion", "openai"),
+        ("/v1/messages", "chat", "anthropic"),
+        ("/v2/embed", "embeddings", "cohere"),
+    ],
 )
 def test_operations(path: str, operation: str, provider: str) -> None:
     attributes = span_data(RequestRecord(path)).attributes

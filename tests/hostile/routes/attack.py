@@ -44,6 +44,8 @@ class Reply(NamedTuple):
     @property
     def error(self) -> dict[str, object]:
         """Raises msgspec's errors if it is none in the API's shape."""
+        if self.cohere:
+            return {"message": msgspec.json.decode(self.body, type=_CohereError).message}
         error = msgspec.json.decode(self.body, type=_Error).error
         return {"message": error} if isinstance(error, str) else error
 
@@ -53,9 +55,14 @@ class Reply(NamedTuple):
         return self.body.startswith(b'{"type":"error"')
 
     @property
+    def cohere(self) -> bool:
+        """Whether an error is in the shape of Cohere's API."""
+        return self.body.startswith(b'{"id":"')
+
+    @property
     def fields(self) -> set[str]:
         """What an error has besides its message."""
-        if self.body.startswith(b'{"error":"'):  # Ollama's
+        if self.cohere or self.body.startswith(b'{"error":"'):  # Ollama's, TEI's
             return set()
         if self.body.startswith(b'{"error":{"code":'):  # Google's
             return {"code", "status"}
@@ -64,6 +71,10 @@ class Reply(NamedTuple):
 
 class _Error(msgspec.Struct):
     error: dict[str, object] | str
+
+
+class _CohereError(msgspec.Struct):
+    message: str
 
 
 class Client:

@@ -69,6 +69,9 @@ _BASE: dict[str, dict[str, Any]] = {
     "/classify": {"input": "Count."},
     "/score": {"queries": "Count.", "documents": ["One.", "Two."]},
     "/api/embed": {"input": "Count."},
+    "/rerank": {"query": "Count.", "documents": ["One.", "Two."]},
+    "/v2/embed": {"texts": ["Count."]},
+    "/embed": {"inputs": "Count."},
     "/tokenize": {"prompt": "Count."},
     "/detokenize": {"tokens": [1, 2]},
 }

@@ -15,7 +15,7 @@ from tests.integration.server import Server
 
 DEMO = ("--max-model-len", "512", "--max-num-seqs", "64")
 """The bundled model: unlike the synthetic engine it takes grammars, biases and penalties."""
-VECTORS = ("--engine", "synthetic", "--synthetic-step-ms", "0", "--runner", "pooling")
+VECTORS = ("--engine", "synthetic", "--synthetic-step-ms", "0", "--runner", "both")
 VECTORS += ("--max-model-len", "512", "--served-model-name", "penstock-demo")
 WARM_UP = 40
 """Cases of each route before memory counts."""
