@@ -19,6 +19,7 @@ from penstock.config.bench import (
     OF_STARTED_SERVER,
     BenchAdaptersConfig,
     BenchColumnsConfig,
+    BenchEmbedConfig,
     BenchEngineConfig,
     BenchGatewayConfig,
     BenchHostConfig,
@@ -120,6 +121,13 @@ def run_columns(config: BenchColumnsConfig, origins: Origins) -> int:
     return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
 
 
+def run_embed(config: BenchEmbedConfig, origins: Origins) -> int:
+    """1 when a request failed or nothing could be measured."""
+    from penstock.bench.embed.embed_benchmark import measure, render
+
+    return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
+
+
 def run_start(config: BenchStartConfig, origins: Origins) -> int:
     """1 when nothing could be measured."""
     from penstock.bench.start_benchmark import measure, render
@@ -161,6 +169,12 @@ COLUMNS = Command(
     "Measure CPU time of a reply as columns, and as JSON.",
     BenchColumnsConfig,
     run_columns,
+)
+EMBED = Command(
+    ("bench", "embed"),
+    "Measure CPU time of API servers per request for vectors.",
+    BenchEmbedConfig,
+    run_embed,
 )
 START = Command(
     ("bench", "start"),

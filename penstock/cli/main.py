@@ -83,6 +83,12 @@ COMMANDS = (
         "Measure the CPU time of a reply as columns, and as JSON.",
         "COLUMNS",
     ),
+    CommandEntry(
+        ("bench", "embed"),
+        "penstock.cli.bench",
+        "Measure the CPU time of requests for vectors.",
+        "EMBED",
+    ),
     CommandEntry(("bench", "start"), "penstock.cli.bench", "Measure what a server's start costs.", "START"),
     CommandEntry(
         ("bench", "gateway"), "penstock.cli.bench", "Measure the CPU time of the gateway.", "GATEWAY"

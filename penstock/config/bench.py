@@ -360,6 +360,54 @@ class BenchColumnsConfig:
 
 
 @option_group
+class BenchEmbedConfig:
+    """Options of ``penstock bench embed``."""
+
+    inputs: Annotated[int, option("Inputs of a request.", "Load", ge=1, le=1 << 16)] = 1
+    tokens: Annotated[int, option("Tokens of an input, about.", "Load", ge=1, le=4096)] = 20
+    formats: Annotated[
+        list[Literal["float", "base64", "binary"]],
+        option("Formats of the replies, which are asked for by turns.", "Load"),
+    ] = field(default_factory=lambda: ["float", "base64", "binary"])
+    concurrency: Annotated[int, option("Requests at the same time.", "Load", ge=2, le=4096)] = 32
+    requests: Annotated[int, option("Requests of a round.", "Load", ge=1, le=1 << 24)] = 2000
+    rounds: Rounds = 3
+    beside: Annotated[
+        int,
+        option(
+            "Also measure how much requests of so many inputs, one after the other, delay the replies to "
+            "others, of which 200 are sent per second. Default: none.",
+            "Load",
+            ge=0,
+            le=1 << 16,
+        ),
+    ] = 0
+    compare_url: Annotated[
+        str | None,
+        option("Another server with /v1/embeddings, measured by turns with this one.", "Load", metavar="URL"),
+    ] = None
+    compare_pid: Annotated[
+        list[Annotated[int, Meta(ge=1)]] | None,
+        option("Process ids of its API servers, whose CPU time counts.", "Load", metavar="PID"),
+    ] = None
+    timeout: Timeout = 300.0
+    model: Annotated[
+        str | None,
+        option("Model whose tokenizer is used. Default: the demo model's.", "Server", metavar="MODEL"),
+    ] = None
+    dimensions: Annotated[int, option("Values of a vector.", "Server", ge=1, le=1 << 16)] = 1024
+    step_ms: Annotated[float, option(STEP_MS, "Server", ge=0)] = 0.0
+    server_args: ServerArgs = None
+    json: Report = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for arguments that a shell cannot parse, or options that need others."""
+        check_arguments("--server-args", self.server_args)
+        if (self.compare_url is None) != (self.compare_pid is None):
+            raise ValueError("--compare-url and --compare-pid need each other")
+
+
+@option_group
 class BenchStartConfig:
     """Options of ``penstock bench start``."""
 

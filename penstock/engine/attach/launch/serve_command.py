@@ -15,7 +15,6 @@ from penstock.config.serve import ServeConfig
 from penstock.wire.vllm.addresses import EVERYWHERE, split_address
 
 SAME_NAME = (
-    "runner",
     "tokenizer",
     "dtype",
     "load_format",

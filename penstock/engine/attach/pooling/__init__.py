@@ -1,1 +1,0 @@
-"""Vectors, scores and labels by vLLM's engines."""
