@@ -25,6 +25,8 @@ from penstock.http.request import ClientGone, beyond_option
 from penstock.wire.messages import SamplingParams, Submit
 from penstock.wire.pooling import PER_TOKEN, PoolingTask
 
+COUNTED = b"x-compute-tokens"
+"""TEI's header for the tokens of all inputs. Bodies of some APIs have no place for them."""
 MAX_VECTOR_BYTES = 1 << 30
 """Bytes of the matrices of running requests."""
 
@@ -82,8 +84,9 @@ class PoolingRoutes:
                 raise stream_failed(error)
             if reply.left:
                 raise ClientGone
-            body = dialect.reply(plan, reply.pooled(), request.request_id)
-            request.add_headers(*body.headers)
+            pooled = reply.pooled()
+            body = dialect.reply(plan, pooled, request.request_id)
+            request.add_headers(*body.headers, (COUNTED, b"%d" % pooled.usage.prompt_tokens))
             if body.size is None:
                 await self._sender.send_json(request, body.pieces)
             else:

@@ -48,7 +48,7 @@ from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.dispatch.state_changes import StateChanges
 from penstock.dispatch.weight_changes import WeightChanges
 from penstock.dispatch.weight_receiver import WeightReceiver
-from penstock.engine.pooling.description import describe_pooling
+from penstock.engine.pooling.description import PoolingDescription, describe_pooling
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults, model_type, sampling_defaults
 from penstock.generation.pooling.input_encoder import InputEncoder
@@ -369,10 +369,20 @@ class _Server:
     def _pooling_routes(
         self, info: EngineInfo, inputs: InputProcessor, context: RequestContext
     ) -> PoolingRoutes:
-        described = describe_pooling(Path(self._launch.model_dir), self._config.runner)
+        described = self._described(info)
         processor = PoolingProcessor(self._config, inputs, info.pooling, described)
         encoder = InputEncoder(inputs.tokenizer, processor.max_tokens)
         return PoolingRoutes(self._config, self._generation, context, processor, encoder)
+
+    def _described(self, info: EngineInfo) -> PoolingDescription | None:
+        """What the model's files say of vectors. Raises ConfigError, but not for a model of vLLM's engines:
+        these may run one of which the files say too little to anybody else."""
+        directory, runner = Path(self._launch.model_dir), self._config.runner
+        if self._config.engine != "vllm":
+            return describe_pooling(directory, runner)
+        with contextlib.suppress(ConfigError):
+            return None if info.pooling is None else describe_pooling(directory, "pooling")
+        return None
 
     def _tracing(self) -> TracePropagator | None:
         if self._exports.spans is None:

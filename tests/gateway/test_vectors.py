@@ -214,7 +214,7 @@ def test_binary_replies_and_sessions(servers: Servers, front: Gateway) -> None:
     def binary(call: Call) -> None:
         assert call.headers["accept"] == "application/octet-stream"
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\nx-embedding-shape: 256,1024\r\n"
-        call.send(head + b"x-prompt-tokens: 7\r\ncontent-length: %d\r\n\r\n" % len(raw) + raw)
+        call.send(head + b"x-compute-tokens: 7\r\ncontent-length: %d\r\n\r\n" % len(raw) + raw)
 
     servers.behaviour = binary
     headers = {"accept": "application/octet-stream", "x-session-id": "s"}

@@ -1,4 +1,5 @@
-"""Reads the arrays in vLLM's messages: numpy arrays and torch tensors as (dtype, shape, data).
+"""Reads the arrays in vLLM's messages: numpy arrays and torch tensors as (dtype, shape, data). Those of
+bfloat16, which numpy lacks, become float32.
 
 ``data`` is inline, as a msgpack extension of type 3, or the number of a further frame of the message. Other
 extension types hold pickles, and are refused.
@@ -30,6 +31,7 @@ DTYPES = {
     "bool": "|b1",
 }
 """numpy's dtypes by torch's names. Messages have either."""
+BFLOAT16 = "bfloat16"
 _ACCEPTED = frozenset(DTYPES.values())
 MAX_DIMENSIONS = 3
 
@@ -39,14 +41,16 @@ class UnreadableArray(ValueError):
 
 
 def read_array(value: Any, frames: Sequence[memoryview]) -> NDArray[Any]:
-    """The array that ``value`` encodes, a view of its data. ``frames``: those of the message. Raises
-    UnreadableArray."""
+    """The array that ``value`` encodes, a view of its data but for bfloat16. ``frames``: those of the
+    message. Raises UnreadableArray."""
     try:
         name, shape, data = value
     except (TypeError, ValueError):
         raise UnreadableArray(f"{type(value).__name__} instead of an array") from None
     dtype = DTYPES.get(name, name) if isinstance(name, str) else None
-    if dtype not in _ACCEPTED:
+    if name == BFLOAT16:
+        dtype = "<u2"
+    elif dtype not in _ACCEPTED:
         raise UnreadableArray(f"an array of {str(name)[:80]!r}")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         raise UnreadableArray(f"an array of the shape {str(shape)[:80]}")
@@ -56,7 +60,10 @@ def read_array(value: Any, frames: Sequence[memoryview]) -> NDArray[Any]:
     item = np.dtype(dtype)
     if math.prod(shape) * item.itemsize != len(buffer):
         raise UnreadableArray(f"{len(buffer)} bytes of data for {name}{shape}")
-    return np.frombuffer(buffer, item).reshape(shape)
+    found = np.frombuffer(buffer, item).reshape(shape)
+    if name == BFLOAT16:
+        return (found.astype(np.uint32) << 16).view(np.float32)
+    return found
 
 
 def read_logprobs(value: Any, frames: Sequence[memoryview]) -> LogprobArrays:

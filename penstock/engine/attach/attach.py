@@ -17,6 +17,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.engine.attach.attached_process import AttachedProcess, make_core, read_ready
 from penstock.engine.attach.connection import EngineConnection
+from penstock.engine.attach.pooling.abilities import find_abilities
 from penstock.engine.attach.weight_loader import read_start_again, start_of
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.sockets import tcp_address
@@ -83,7 +84,7 @@ def _attach_next(
             saved, refused = None, True
     core = make_core(config, connection, ready, rank, waiting)
     read_start_again(core, start_of(config, str(config.model)), waiting)
-    return AttachedProcess(connection, ready, core)
+    return AttachedProcess(connection, ready, core, find_abilities(core, waiting))
 
 
 def _connect(host: str, port: int, rank: int, file: AttachmentFile) -> tuple[EngineConnection, bytes | None]:

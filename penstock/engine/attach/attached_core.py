@@ -18,7 +18,7 @@ from penstock.adapters.errors import AdapterError
 from penstock.engine.attach.connection import EngineConnection
 from penstock.engine.attach.output_decoder import DecodedOutputs, OutputDecoder, UnreadableOutput
 from penstock.engine.attach.request_ids import RequestIds
-from penstock.engine.attach.versions import takes_hints
+from penstock.engine.attach.versions import takes_hints, takes_type_ranges
 from penstock.wire.vllm.messages import (
     ENGINE_DEAD,
     EngineLost,
@@ -97,6 +97,14 @@ class AttachedCore:
             frames = received
         return self._decode(frames), frames
 
+    def wait(self, timeout_s: float) -> None:
+        """Block until there is something to receive or to check, or for ``timeout_s`` seconds."""
+        self._connection.wait(timeout_s)
+
+    def check_time(self, began: float, missed: str) -> None:
+        """Raises EngineLost when what began at that time has taken as long as a call may."""
+        _check_time(began, self._call_timeout_s, missed)
+
     def _receive(self) -> list[memoryview] | None:
         frames = self._connection.receive()
         if frames is not None:
@@ -174,8 +182,7 @@ class AttachedCore:
                         raise CallFailed(f"vLLM {self._ready.vllm_version} has no {name}")
                     return _result(answer)
                 continue
-            if timeout_s and time.monotonic() > began + timeout_s:
-                raise EngineLost(f"it has not answered {method} within {timeout_s:g} s")
+            _check_time(began, timeout_s, f"answered {method}")
             on_wait()
             self._connection.wait(WAIT_S)
 
@@ -189,6 +196,11 @@ class AttachedCore:
     def takes_hints(self) -> bool:
         """Whether the engine's version knows session_id and kv_hints of requests."""
         return takes_hints(self._ready.vllm_version)
+
+    @property
+    def takes_type_ranges(self) -> bool:
+        """Whether the engine's version wants to know where the second text of a pair ends."""
+        return takes_type_ranges(self._ready.vllm_version)
 
     # -- adapters, as :class:`penstock.engine.attach.adapter_loader.AttachedAdapterLoader` uses them
 
@@ -240,6 +252,11 @@ class AttachedCore:
         with contextlib.suppress(EngineLost):
             self.flush()
         self._connection.close()
+
+
+def _check_time(began: float, timeout_s: float, missed: str) -> None:
+    if timeout_s and time.monotonic() > began + timeout_s:
+        raise EngineLost(f"it has not {missed} within {timeout_s:g} s")
 
 
 def _result(answer: UtilityOutput) -> Any:

@@ -15,6 +15,7 @@ from penstock.engine.attach.attached_core import AttachedCore
 from penstock.engine.attach.connection import EngineConnection
 from penstock.engine.attach.request_ids import MAX_SLOTS, RequestIds
 from penstock.engine.attach.versions import check_version
+from penstock.wire.pooling import PoolingInfo
 from penstock.wire.vllm.messages import ReadyResponse
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ class AttachedProcess:
     connection: EngineConnection
     ready: ReadyResponse
     core: AttachedCore
+    pooling: PoolingInfo | None = None
+    """What it makes besides text; None: it makes text alone."""
     end: Callable[[], None] = lambda: None
     """End the engine process: it was started here. One that was not goes on."""
 

@@ -15,19 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from penstock.adapters.lora_modules import lora_settings
 from penstock.config.serve import ServeConfig
 from penstock.engine.attach.adapter_copies import AdapterCopies
 from penstock.engine.attach.adapter_loader import AttachedAdapterLoader, request_of
-from penstock.engine.attach.arrays import UnreadableArray, read_logprobs
 from penstock.engine.attach.attached_process import AttachedProcess
 from penstock.engine.attach.base_shapes import BaseShapes
 from penstock.engine.attach.output_decoder import DecodedOutputs
+from penstock.engine.attach.pooling.streams import PooledStreams
 from penstock.engine.attach.requests import encode_add
-from penstock.engine.attach.step_output import StepEvents, VllmCounters
-from penstock.engine.attach.streams import FAILED, AttachedStreams
+from penstock.engine.attach.step_output import VllmCounters
+from penstock.engine.attach.streams import AttachedStreams
 from penstock.engine.attach.weight_loader import (
     CACHE_IN_USE,
     SENT_ONCE,
@@ -40,23 +39,17 @@ from penstock.engine.batch.rows import concat_rows
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
 from penstock.engine.vocabulary import read_eos_token_ids, read_vocab_size
 from penstock.engine.weights.weight_loader import WeightLoader
-from penstock.wire.frames import FinishReason
 from penstock.wire.kv_events import KVCacheEvent
-from penstock.wire.messages import UNAVAILABLE, EngineInfo, LoraInfo, Submit
+from penstock.wire.messages import EngineInfo, LoraInfo, Submit
 from penstock.wire.sockets import Wakeup
 from penstock.wire.vllm.messages import (
-    PREEMPTED,
-    EngineCoreOutput,
     EngineLost,
     ReadyResponse,
-    VllmFinishReason,
 )
 from penstock.wire.vllm.model_kind import has_experts
 
 log = logging.getLogger(__name__)
 
-MAX_ERROR_CHARS = 200
-"""Characters of vLLM's error messages that clients get."""
 ABORTED_PER_STEP = 1024
 """Requests of an earlier attachment that one message aborts."""
 DROPS_WEIGHTS = 2
@@ -65,10 +58,6 @@ STEPS_TOGETHER = (
     "vLLM's engines that step together, of a mixture of experts with several ranks, cannot keep streams "
     "without computing them: abort or wait"
 )
-FINISHED: dict[int, FinishReason] = {
-    VllmFinishReason.LENGTH: FinishReason.LENGTH,
-    VllmFinishReason.REPETITION: FinishReason.STOP_TOKEN,
-}
 
 
 class ModelFacts:
@@ -103,7 +92,7 @@ class AttachedEngine:
         self._profile_dir = config.profile_dir if config.attach is None else None
         self._core = core = attached.core
         self._ids = core.ids
-        self.info = _info(config, model, ready)
+        self.info = _info(config, model, attached)
         self._loader: AttachedAdapterLoader | None = None
         self.adapters: AdapterTable | None = None
         if self.info.lora is not None:
@@ -117,7 +106,10 @@ class AttachedEngine:
         self.wakeups: Sequence[Wakeup] = attached.connection.wakeups
         self.can_sleep = ready.enable_sleep_mode
         self._eos = self.info.eos_token_ids
-        self._streams = AttachedStreams(config, self.info, self._ids.slots, self.adapters)
+        kind = AttachedStreams if self.info.pooling is None else PooledStreams
+        self._streams: AttachedStreams | PooledStreams = kind(
+            config, self.info, self._ids.slots, self.adapters
+        )
         self._counts = VllmCounters()
         self._waiting_in_vllm = 0
         """Requests that vLLM has not begun yet, when it has last told."""
@@ -182,8 +174,8 @@ class AttachedEngine:
 
     def _admit(self) -> None:
         """Give vLLM as many waiting requests as there are free slots."""
-        while self._hold is Hold.NOTHING and (first := self._streams.next_waiting()) is not None:
-            slot = self._streams.begin(first)
+        while (admitted := self._streams.begin_next(self._hold)) is not None:
+            slot, first = admitted
             try:
                 self._send(slot, first.request, first.adapter)
             except RequestRejected as error:
@@ -202,6 +194,7 @@ class AttachedEngine:
                 self.info.vocab_size,
                 request_of(adapter),
                 hints=request.hints is not None and self._core.takes_hints,
+                type_ranges=self._core.takes_type_ranges,
             )
         )
 
@@ -226,7 +219,7 @@ class AttachedEngine:
             or self._core.has_output
             or streams.aborted
             or streams.queue.has_finished()
-            or (self._hold is Hold.NOTHING and streams.queue and streams.table.free_count())
+            or streams.can_begin(self._hold)
             or self._is_silent()
         )
 
@@ -281,8 +274,8 @@ class AttachedEngine:
         return rows
 
     def _settle(self, decoded: DecodedOutputs, frames: list[memoryview]) -> list[StepRows]:
-        """Append vLLM's output to the slots, make the rows that are due, and free slots of ended streams.
-        Raises EngineLost."""
+        """Make the rows that are due of vLLM's output, and free slots of ended requests. Raises
+        EngineLost."""
         stats = decoded.rest.scheduler_stats
         if stats is not None:
             self._counts.add(stats)
@@ -292,77 +285,9 @@ class AttachedEngine:
             self._core.abort(decoded.foreign[:ABORTED_PER_STEP])
         if not len(decoded.slots):
             return []
-        events = StepEvents()
-        try:
-            for entry, output in decoded.rare:
-                self._read_rare(events, entry, int(decoded.slots[entry]), output, frames)
-        except UnreadableArray as error:
-            raise EngineLost(f"it sent what cannot be understood: {error}") from None
-        self._check_room(decoded)
-        self._check_scored(decoded, events)
-        parts, ended = self._streams.settle(decoded.slots, decoded.tokens, decoded.count, events)
+        parts, ended = self._streams.settle(decoded, frames, self._counts)
         self._release(ended)
         return parts
-
-    def _check_room(self, decoded: DecodedOutputs) -> None:
-        """Raises EngineLost for more tokens than were asked for, or than the vocabulary has."""
-        table, slots = self._streams.table, decoded.slots
-        added = 1 if decoded.count is None else decoded.count
-        if np.count_nonzero(table.length[slots] + added > table.end[slots]):
-            raise EngineLost("it sent more tokens than a request asked for")
-        if np.count_nonzero(decoded.tokens.view(np.uint32) >= self.info.vocab_size):
-            raise EngineLost(
-                "it sent a token that the vocabulary does not have: is MODEL the engine's model?"
-            )
-
-    def _check_scored(self, decoded: DecodedOutputs, events: StepEvents) -> None:
-        """Raises EngineLost for tokens without the logprobs that were asked for."""
-        wanting = self._streams.alternatives[decoded.slots] >= 0
-        if decoded.count is not None:
-            wanting &= decoded.count > 0
-        if np.count_nonzero(wanting) != len(events.logprobs):
-            raise EngineLost("it sent tokens without the logprobs that were asked for")
-
-    def _read_rare(
-        self, events: StepEvents, entry: int, slot: int, output: EngineCoreOutput, frames: list[memoryview]
-    ) -> None:
-        """Read the fields of an output beside its tokens. Raises UnreadableArray, EngineLost."""
-        if output.finish_reason is not None:
-            events.ended.append((entry, self._finish(events, entry, output)))
-            if output.kv_transfer_params:
-                encoded = msgspec.json.encode(output.kv_transfer_params, enc_hook=str)
-                events.transfers.append((entry, encoded))
-        for event in output.events or ():
-            if event.type == PREEMPTED:
-                events.preempted.append(entry)
-                self._counts.preemptions += 1
-        if output.prefill_stats is not None:
-            events.cached.append((entry, output.prefill_stats.num_cached_tokens))
-            self._counts.external_prompt_tokens += output.prefill_stats.num_external_cached_tokens
-        wants = self._streams.alternatives[slot] >= 0
-        if output.new_logprobs is not None and output.new_token_ids and wants:
-            scores = read_logprobs(output.new_logprobs, frames)
-            if len(scores.rank) < len(output.new_token_ids):
-                raise UnreadableArray("logprobs of fewer tokens than there are")
-            events.logprobs.append((entry, scores))
-        if output.new_prompt_logprobs is not None:
-            prompt = read_logprobs(output.new_prompt_logprobs, frames)
-            if len(prompt.rank) >= self._streams.table.prompt_len[slot]:
-                raise UnreadableArray("logprobs of more tokens than the prompt has")
-            events.prompts.append((entry, prompt))
-
-    def _finish(self, events: StepEvents, entry: int, output: EngineCoreOutput) -> FinishReason | None:
-        """Why an output is its request's last; None: an error. Raises EngineLost for an abort: this side has
-        not asked for one, so the engine is shutting down."""
-        reason = output.finish_reason
-        if reason == VllmFinishReason.STOP:
-            return FinishReason.EOS if output.stop_reason is None else FinishReason.STOP_TOKEN
-        if reason == VllmFinishReason.ABORT:
-            raise EngineLost("it has ended requests by itself: it is shutting down, or was paused")
-        found = FINISHED.get(reason or 0)
-        if found is None and isinstance(output.error, dict):
-            events.errors[entry] = _error_of(output.error)
-        return found
 
     # -- reporting
 
@@ -436,24 +361,14 @@ class AttachedEngine:
             self._loader.restore()
 
 
-def _error_of(error: dict[str, Any]) -> tuple[str, str]:
-    """Return code and message of StreamFailed for vLLM's RequestError."""
-    message = str(error.get("message") or FAILED)[:MAX_ERROR_CHARS]
-    if error.get("code") == "validation_error":
-        return "invalid_request", f"vLLM refused this request: {message}"
-    if error.get("retryable") is True:
-        return UNAVAILABLE, f"vLLM cannot run this request now: {message}"
-    return "engine_error", f"vLLM ended this request by an error: {message}"
-
-
 def _fraction(number: float) -> float:
     """``number`` within 0 and 1; 0 for what is none."""
     return min(number, 1.0) if number > 0 else 0.0
 
 
-def _info(config: ServeConfig, model: ModelFacts, ready: ReadyResponse) -> EngineInfo:
+def _info(config: ServeConfig, model: ModelFacts, attached: AttachedProcess) -> EngineInfo:
     """Return the engine's facts: what it tells, what the model's files tell, and the options."""
-    lora = lora_settings(config)
+    lora, ready = lora_settings(config), attached.ready
     blocks = {"block_size": ready.block_size, "num_gpu_blocks": ready.num_gpu_blocks}
     transfers = any(argument.startswith("--kv-transfer-config") for argument in lora.engine_args)
     return EngineInfo(
@@ -470,6 +385,7 @@ def _info(config: ServeConfig, model: ModelFacts, ready: ReadyResponse) -> Engin
         lora=LoraInfo(ready.max_loras or lora.max_loras, lora.max_lora_rank, lora.max_cpu_loras)
         if lora.enabled
         else None,
+        pooling=attached.pooling,
     )
 
 

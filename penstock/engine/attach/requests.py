@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from penstock.engine.attach.grammars import structured_outputs
+from penstock.engine.attach.pooling.requests import pooling_params
 from penstock.engine.base import RequestRejected
 from penstock.wire.messages import SamplingParams, Submit
 from penstock.wire.vllm.messages import ADD, encode
@@ -42,16 +43,18 @@ def encode_add(
     lora: Sequence[Any] | None = None,
     *,
     hints: bool = False,
+    type_ranges: bool = True,
 ) -> tuple[bytes, bytes]:
     """The frames that add a request. ``eos``: tokens that end outputs, the tokenizer's first; ``lora``:
-    vLLM's LoRARequest; ``hints``: whether its version knows session_id and kv_hints. Raises
-    RequestRejected."""
+    vLLM's LoRARequest; ``hints``: whether its version knows session_id and kv_hints; ``type_ranges``:
+    see :func:`.pooling.requests.pooling_params`. Raises RequestRejected."""
+    pooling = request.pooling
     fields = [
         request_id,
         np.frombuffer(request.prompt, "<i4").tolist(),
         None,
-        sampling_params(request, eos, vocab_size),
-        None,
+        sampling_params(request, eos, vocab_size) if pooling is None else None,
+        None if pooling is None else pooling_params(pooling, type_ranges=type_ranges),
         time.time(),
         lora,
         request.cache_salt,

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 from penstock.engine.base import ACCEPTED_PER_POSITION
 from penstock.wire.arrays import F32, I32
 from penstock.wire.frames import FinishReason
-from penstock.wire.messages import KVTransferParams
+from penstock.wire.messages import UNAVAILABLE, KVTransferParams
 from penstock.wire.vllm.messages import SchedulerStats
+
+FAILED = "vLLM ended this request by an error; the engine's log says more"
+MAX_ERROR_CHARS = 200
+"""Characters of vLLM's error messages that clients get."""
 
 
 @dataclass(slots=True)
@@ -97,3 +102,13 @@ class VllmCounters:
             "spec_decode_accepted_tokens_total": self.accepted_tokens,
             **per_position,
         }
+
+
+def error_of(error: dict[str, Any]) -> tuple[str, str]:
+    """Return code and message of StreamFailed for vLLM's RequestError."""
+    message = str(error.get("message") or FAILED)[:MAX_ERROR_CHARS]
+    if error.get("code") == "validation_error":
+        return "invalid_request", f"vLLM refused this request: {message}"
+    if error.get("retryable") is True:
+        return UNAVAILABLE, f"vLLM cannot run this request now: {message}"
+    return "engine_error", f"vLLM ended this request by an error: {message}"

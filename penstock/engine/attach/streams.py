@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.serve import ServeConfig
-from penstock.engine.attach.step_output import LogprobArrays, StepEvents
-from penstock.engine.base import StepRows
+from penstock.engine.attach.output_decoder import DecodedOutputs
+from penstock.engine.attach.step_output import FAILED, LogprobArrays, StepEvents, VllmCounters
+from penstock.engine.attach.text_outputs import TextOutputs
+from penstock.engine.base import Hold, StepRows
 from penstock.engine.batch.logprobs import LogprobsBuffer
 from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
 from penstock.engine.batch.slots import SlotTable
@@ -27,8 +29,6 @@ from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import EngineInfo, KVTransferParams, Submit, WireError
 
 Slots = NDArray[np.intp]
-
-FAILED = "vLLM ended this request by an error; the engine's log says more"
 
 
 class AttachedStreams:
@@ -49,6 +49,7 @@ class AttachedStreams:
         self._prompt_logprobs = PromptLogprobsState(self.table)
         self.alternatives = np.full(slots, -1, np.int32)
         """Candidates per token that a slot's stream wants beside the token itself; -1: no logprobs."""
+        self._outputs = TextOutputs(self.table, self.alternatives, info.vocab_size)
 
     # -- streams come and go
 
@@ -88,18 +89,19 @@ class AttachedStreams:
         self.queue.drop_server(server)
         return self.table.slots_of(server)
 
-    def next_waiting(self) -> WaitingStream | None:
-        """The stream to begin next; None: there is none, or no slot."""
-        if not self.queue or not self.table.free_count():
-            return None
-        return next(iter(self.queue))
+    def can_begin(self, hold: Hold) -> bool:
+        """Whether :meth:`begin_next` would give a slot."""
+        return bool(hold is Hold.NOTHING and self.queue and self.table.free_count())
 
-    def begin(self, first: WaitingStream) -> int:
-        """Give a waiting stream a slot. Returns the slot."""
+    def begin_next(self, hold: Hold) -> tuple[int, WaitingStream] | None:
+        """Give the stream whose turn it is a slot. Returns both; None: there is none, or no slot."""
+        if not self.can_begin(hold):
+            return None
+        first = next(iter(self.queue))
         self.queue.remove(first)
         slot = self.table.allocate(first.server, first.request, first.adapter)
         self.alternatives[slot] = first.request.sampling.logprobs
-        return slot
+        return slot, first
 
     def take_aborted(self) -> tuple[list[int], StepRows]:
         """Slots of aborted streams, to be released, and the streams' ends, with held tokens."""
@@ -134,14 +136,12 @@ class AttachedStreams:
     # -- the step
 
     def settle(
-        self, slots: Slots, tokens: I32, count: NDArray[np.intp] | None, events: StepEvents
+        self, decoded: DecodedOutputs, frames: list[memoryview], counts: VllmCounters
     ) -> tuple[list[StepRows], list[int]]:
-        """Append vLLM's output to the slots, and make the rows that are due.
-
-        ``slots``: intp[R], one for each request with output; ``tokens``: int32[T], the new tokens of each
-        one after another; ``count``: intp[R], of each, None: one. Returns the rows, and the slots whose
-        streams have ended, to be released.
-        """
+        """Append vLLM's output to the slots, and make the rows that are due. ``frames``: of its message.
+        Returns the rows, and the slots whose streams have ended, to be released. Raises EngineLost."""
+        events = self._outputs.read(decoded, frames, counts)
+        slots = decoded.slots
         finish = np.zeros(len(slots), np.int8)
         failed: list[tuple[int, tuple[str, str]]] = []
         for entry, reason in events.ended:
@@ -156,7 +156,7 @@ class AttachedStreams:
         parts = [self._prompt_rows(int(slots[entry]), scores) for entry, scores in events.prompts]
         for slot, _ in failed:
             self.table.flush_next(slot)
-        parts.append(self._rows(slots, tokens, count, finish, events))
+        parts.append(self._rows(slots, decoded.tokens, decoded.count, finish, events))
         parts[-1].failed = [self.table.failure(slot, *error) for slot, error in failed]
         if events.transfers:
             parts[-1].kv_transfer_params = self._transfers(slots, events)

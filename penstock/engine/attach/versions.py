@@ -26,6 +26,13 @@ def takes_hints(version: str) -> bool:
     return match is None or (int(match[1]), int(match[2])) >= (0, 32)
 
 
+def takes_type_ranges(version: str) -> bool:
+    """Whether an engine wants to know where the second text of a pair ends, as from 0.33 on; before that it
+    takes the index of its first token."""
+    match = _NUMBERS.match(version)
+    return match is None or (int(match[1]), int(match[2])) >= (0, 33)
+
+
 def check_version(version: str, rank: int) -> None:
     """Raises ConfigError for an engine that is older than any supported one. Logs a warning for a newer one,
     or a build without a number, whose messages are read as those of the newest."""

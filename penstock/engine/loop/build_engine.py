@@ -88,7 +88,7 @@ def _torch_pooling(
     model = load_pooling_model(config, launch.model_dir, described, progress, launch.index)
     info = EngineInfo(
         engine="torch",
-        max_model_len=min(config.max_model_len or described.max_tokens, described.max_tokens),
+        max_model_len=described.longest(config.max_model_len),
         vocab_size=read_vocab_size(Path(launch.model_dir)),
         max_num_seqs=config.max_num_seqs,
         device=model.device,

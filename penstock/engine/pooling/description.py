@@ -45,6 +45,8 @@ class PoolingDescription:
     """Names of its classifier's labels."""
     max_tokens: int
     """Tokens of the longest input, special ones included."""
+    positions: int = 0
+    """Tokens that it has positions for, where its files allow fewer."""
     normalizes: bool = True
     """Whether its vectors have the length 1 unless a request says otherwise."""
     matryoshka: bool = True
@@ -55,6 +57,11 @@ class PoolingDescription:
     """Name of the prompt of requests that name none."""
     similarity: Similarity = "cosine"
     """How vectors are compared."""
+
+    def longest(self, asked: int | None) -> int:
+        """Tokens of the longest input with that ``--max-model-len``, which may be more than the files
+        allow."""
+        return self.max_tokens if asked is None else min(asked, max(self.max_tokens, self.positions))
 
 
 def describe_pooling(directory: Path, runner: Runner = "auto") -> PoolingDescription | None:
@@ -79,7 +86,12 @@ def describe_pooling(directory: Path, runner: Runner = "auto") -> PoolingDescrip
             f"{path}: {architecture} is not supported: its heads are code of the model's, or it answers with "
             "parts of texts; classifiers are those for sequences and tokens"
         )
-    common: dict[str, Any] = {"generates": runner == "both", "max_tokens": _max_tokens(modules, described)}
+    positions = _positions(described)
+    common: dict[str, Any] = {
+        "generates": runner == "both",
+        "max_tokens": _max_tokens(modules, positions),
+        "positions": positions,
+    }
     if any(isinstance(step, LogitScore) for step in modules.steps):
         return PoolingDescription(tasks=(PoolingTask.CLASSIFY,), labels=("LABEL_0",), **common)
     if classifier := _CLASSIFIER.fullmatch(architecture):
@@ -133,16 +145,20 @@ def _makes_text(described: dict[str, Any], architecture: str) -> bool:
     return not architecture or _TEXT.fullmatch(architecture) is not None
 
 
-def _max_tokens(modules: Modules, described: dict[str, Any]) -> int:
-    """The least of what positions, the tokenizer and sentence-transformers' files allow."""
+def _positions(described: dict[str, Any]) -> int:
     text = described.get("text_config")
     described = text | described if isinstance(text, dict) else described
     longest = longest_text(described) or DEFAULT_MAX_MODEL_LEN
     if described.get("model_type") in OFFSET_POSITIONS:
         padding = described.get("pad_token_id")
         longest -= (padding if type(padding) is int else 1) + 1
+    return longest
+
+
+def _max_tokens(modules: Modules, positions: int) -> int:
+    """The least of what positions, the tokenizer and sentence-transformers' files allow."""
     tokenizer = _read_object(modules.transformer / "tokenizer_config.json", optional=True)
-    found = [longest, modules.max_seq_length, tokenizer.get("model_max_length")]
+    found = [positions, modules.max_seq_length, tokenizer.get("model_max_length")]
     return min(each for each in found if type(each) is int and each > 0)
 
 

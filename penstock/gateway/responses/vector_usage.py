@@ -61,9 +61,9 @@ class _SafetensorsHead(msgspec.Struct):
 
 
 _NAMES = (b'"usage"', b'"meta"', b'"prompt_eval_count"', b'"usageMetadata"')
-_TOKEN_HEADERS = (b"x-prompt-tokens", b"x-compute-tokens")
-"""Of Penstock and TEI."""
-_VLLM_METADATA = b"metadata"
+_TOKENS = b"x-compute-tokens"
+"""The header of TEI and Penstock with the tokens of all inputs."""
+_METADATA = b"metadata"
 """The header with which vLLM sends the JSON of a reply whose body is the vectors alone."""
 _decode = msgspec.json.Decoder(_Reply).decode
 _decode_usage = msgspec.json.Decoder(_Usage).decode
@@ -75,11 +75,10 @@ _ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 def usage_in_headers(fields: Mapping[bytes, bytes]) -> ReportedUsage | None:
     """The counts in a reply's headers, by name in lower case; None: there are none."""
-    for name in _TOKEN_HEADERS:
-        value = fields.get(name, b"")
-        if value.isdigit() and len(value) < 16:
-            return _reported(UsageFields(input_tokens=int(value)))
-    told = fields.get(_VLLM_METADATA)
+    value = fields.get(_TOKENS, b"")
+    if value.isdigit() and len(value) < 16:
+        return _reported(UsageFields(input_tokens=int(value)))
+    told = fields.get(_METADATA)
     return None if told is None else _in_end(told[-END_BYTES:])
 
 

@@ -34,7 +34,7 @@ from penstock.config.serve import ServeConfig
         ),
         ({"runner": "pooling", "enable_lora": True}, "--enable-lora: is for text, and --runner pooling"),
         (
-            {"runner": "both", "enable_expert_parallel": True},
+            {"runner": "both", "enable_expert_parallel": True, "data_parallel_size": 2},
             "--enable-expert-parallel: does not go with --r",
         ),
         ({"otlp_sampling_ratio": 0.5}, "--otlp-sampling-ratio 0.5: needs --otlp-endpoint"),

@@ -132,6 +132,34 @@ def outputs(names: dict[str, Any]) -> bytes:
     )
 
 
+def pooled(names: dict[str, Any]) -> bytes:
+    """A step's message with a vector, the vectors of three tokens, and an input that failed."""
+    output, reason = names["EngineCoreOutput"], names["FinishReason"]
+    half = (
+        "bfloat16",
+        (3, 2),
+        msgspec.msgpack.Ext(3, (np.arange(6, dtype="<f4").view("<u4") >> 16).astype("<u2").tobytes()),
+    )
+    vectors = [array([0.5, -2.0], "<f4", "float32"), half]
+    records = [
+        output(request_id(slot), [], pooling_output=vector, finish_reason=reason.STOP)
+        for slot, vector in enumerate(vectors)
+    ]
+    records.append(output(request_id(2), [], finish_reason=reason.ERROR))
+    return _encode(names["EngineCoreOutputs"](outputs=records, timestamp=12.5))
+
+
+def pooling_fields(directory: Path) -> list[str]:
+    """The fields of PoolingParams, in their places."""
+    tree = ast.parse((directory / "vllm" / "pooling_params.py").read_text())
+    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "PoolingParams")
+    return [
+        node.target.id
+        for node in found.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+
+
 def record(directory: Path) -> dict[str, Any]:
     """The messages of one version."""
     names = definitions(directory)
@@ -164,6 +192,8 @@ def record(directory: Path) -> dict[str, Any]:
     return {
         "ready": base64.b64encode(_encode(described)).decode(),
         "outputs": base64.b64encode(step).decode(),
+        "pooled": base64.b64encode(pooled(names)).decode(),
+        "pooling_fields": pooling_fields(directory),
         "utility": base64.b64encode(_encode(answered)).decode(),
         "output_fields": len(names["EngineCoreOutput"].__struct_fields__),
         "outputs_fields": len(names["EngineCoreOutputs"].__struct_fields__),

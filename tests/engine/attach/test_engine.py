@@ -17,6 +17,7 @@ from penstock.engine.attach.attached_process import AttachedProcess
 from penstock.engine.attach.connection import EngineConnection
 from penstock.engine.attach.engine import AttachedEngine, ModelFacts
 from penstock.engine.attach.request_ids import RequestIds
+from penstock.engine.attach.streams import AttachedStreams
 from penstock.engine.base import Hold, RequestRejected, StepRows
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from penstock.wire.frames import FinishReason
@@ -112,7 +113,9 @@ class Attached:
         self.engine.submit(0, Submit(stream, prompt, given, interval=interval, resumed=resumed))
 
     def id_of(self, stream: int) -> str:
-        slot = self.engine._streams.table.find_slot(0, stream)
+        streams = self.engine._streams
+        assert isinstance(streams, AttachedStreams)
+        slot = streams.table.find_slot(0, stream)
         assert slot is not None
         return self.ids.of(slot)
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.engine.attach.arrays import read_logprobs
+from penstock.engine.attach.arrays import read_array, read_logprobs
 from penstock.engine.attach.output_decoder import OutputDecoder
+from penstock.engine.attach.pooling.requests import pooling_params
 from penstock.engine.attach.request_ids import RequestIds
-from penstock.engine.attach.versions import NEWEST, OLDEST, check_version
+from penstock.engine.attach.versions import NEWEST, OLDEST, check_version, takes_type_ranges
+from penstock.wire.pooling import PoolingParams
 from penstock.wire.vllm.messages import Outputs, ReadyResponse
 from tests.engine.attach.record_messages import FILE
 
@@ -36,6 +38,34 @@ def test_each_supported_version_is_recorded() -> None:
 def test_versions_append_fields(field: str) -> None:
     numbers = [RECORDED[version][field] for version in sorted(RECORDED, key=minor)]
     assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize("version", RECORDED)
+def test_pooled_outputs(version: str) -> None:
+    ids = RequestIds(16)
+    ids.tag = "0123abcd"
+    for slot in range(3):
+        ids.assign(slot)
+    message = memoryview(base64.b64decode(RECORDED[version]["pooled"]))
+    found = [output for _, output in OutputDecoder(ids).decode(message).rare]
+    assert [output.finish_reason for output in found] == [0, 0, 3]
+    vector, vectors = (read_array(output.pooling_output, [message]) for output in found[:2])
+    assert vector.tolist() == [0.5, -2.0]
+    assert vectors.dtype == np.float32
+    assert vectors.tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("version", RECORDED)
+def test_places_of_pooling_parameters(version: str) -> None:
+    names = RECORDED[version]["pooling_fields"]
+    params = PoolingParams(0, np.int32(9).tobytes(), dimensions=4, seconds=np.int32(3).tobytes())
+    sent = dict(zip(names, pooling_params(params, type_ranges=takes_type_ranges(version)), strict=False))
+    assert {name: value for name, value in sent.items() if value not in (None, False)} == {
+        "use_activation": True,
+        "dimensions": 4,
+        "task": "embed",
+        "extra_kwargs": {"compressed_token_type_ids": [3, 9] if minor(version) >= (0, 33) else 3},
+    }
 
 
 @pytest.mark.parametrize("version", RECORDED)

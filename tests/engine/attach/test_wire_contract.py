@@ -7,16 +7,18 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 import torch
 import vllm.v1.engine as vllm_engine
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
-from penstock.engine.attach.arrays import read_logprobs
+from penstock.engine.attach.arrays import read_array, read_logprobs
 from penstock.engine.attach.output_decoder import OutputDecoder
 from penstock.engine.attach.request_ids import RequestIds
 from penstock.engine.attach.requests import encode_add
 from penstock.wire.messages import CacheHints, SamplingParams, Submit
+from penstock.wire.pooling import PoolingParams, PoolingTask
 from penstock.wire.vllm.messages import (
     ABORT,
     ADD,
@@ -110,6 +112,43 @@ def test_vllm_reads_our_requests() -> None:
     assert not params.detokenize
     asked = params.structured_outputs
     assert (asked.grammar, asked._backend) == ('start: "a"', "guidance")
+
+
+def test_vllm_reads_our_pooling_parameters() -> None:
+    lengths, seconds = np.int32(9).tobytes(), np.int32(4).tobytes()
+    for pooling, expected in (
+        (PoolingParams(PoolingTask.EMBED, lengths, dimensions=8), (True, 8, "embed", False)),
+        (PoolingParams(PoolingTask.EMBED, lengths, normalize=False), (False, None, "embed", False)),
+        (PoolingParams(PoolingTask.TOKEN_EMBED, lengths), (True, None, "token_embed", True)),
+        (PoolingParams(PoolingTask.CLASSIFY, lengths, activate=False), (False, None, "classify", False)),
+        (PoolingParams(PoolingTask.TOKEN_CLASSIFY, lengths), (True, None, "token_classify", True)),
+    ):
+        request = Submit(1, bytes(36), SamplingParams(max_tokens=1, seed=0), pooling=pooling)
+        _, body = encode_add("id", request, (), 100)
+        found = MsgpackDecoder(vllm_engine.EngineCoreRequest).decode([body])
+        assert found.sampling_params is None
+        params = found.pooling_params
+        made = params.use_activation, params.dimensions, params.task, params.skip_reading_prefix_cache
+        assert made == expected
+        assert params.extra_kwargs is None
+    pair = PoolingParams(PoolingTask.CLASSIFY, lengths, seconds=seconds)
+    request = Submit(1, bytes(36), SamplingParams(max_tokens=1, seed=0), pooling=pair)
+    _, body = encode_add("id", request, (), 100, type_ranges=False)
+    params = MsgpackDecoder(vllm_engine.EngineCoreRequest).decode([body]).pooling_params
+    assert params.extra_kwargs == {"compressed_token_type_ids": 4}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(4,), (300,), (5, 300)])
+def test_we_read_vllms_vectors(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    ids = RequestIds(4)
+    vector = torch.linspace(-1, 1, int(np.prod(shape))).reshape(shape).to(dtype)
+    output = vllm_engine.EngineCoreOutput(
+        ids.assign(0), [], pooling_output=vector, finish_reason=vllm_engine.FinishReason.STOP
+    )
+    frames = frames_of(vllm_engine.EngineCoreOutputs(outputs=[output]))
+    ((_, found),) = OutputDecoder(ids).decode(frames[0]).rare
+    assert np.array_equal(read_array(found.pooling_output, frames), vector.float().numpy())
 
 
 def test_hints_are_vllms_own() -> None:

@@ -60,7 +60,8 @@ def described(tmp_path: Path, runner: Runner = "auto", **files: Any) -> PoolingD
 
 def test_files_of_sentence_transformers(tmp_path: Path) -> None:
     found = described(tmp_path, **MINILM)
-    assert found == PoolingDescription(tasks=EMBEDS, width=384, max_tokens=256)
+    assert found == PoolingDescription(tasks=EMBEDS, width=384, max_tokens=256, positions=512)
+    assert [found.longest(asked) for asked in (None, 128, 384, 1024)] == [256, 128, 384, 512]
 
 
 def test_vectors_have_their_own_length_where_no_module_normalizes(tmp_path: Path) -> None:
@@ -112,14 +113,16 @@ def test_a_cross_encoder_with_files_of_sentence_transformers(tmp_path: Path) -> 
 def test_an_encoder_without_such_files(tmp_path: Path) -> None:
     for architecture in ("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel"):
         found = described(tmp_path, **{"config.json": BERT | {"architectures": [architecture]}})
-        assert found == PoolingDescription(tasks=EMBEDS, width=384, max_tokens=512)
+        assert found == PoolingDescription(tasks=EMBEDS, width=384, max_tokens=512, positions=512)
     assert described(tmp_path, **{"config.json": {**BERT, "architectures": None}}).tasks == EMBEDS
 
 
 def test_a_decoder_generates_unless_its_files_or_the_operator_say_otherwise(tmp_path: Path) -> None:
     assert describe(tmp_path, **{"config.json": LLAMA}) is None
     assert describe(tmp_path, "generate") is None
-    assert described(tmp_path, "pooling") == PoolingDescription(tasks=EMBEDS, width=64, max_tokens=4096)
+    assert described(tmp_path, "pooling") == PoolingDescription(
+        tasks=EMBEDS, width=64, max_tokens=4096, positions=4096
+    )
     assert described(tmp_path, "both").generates
     assert not described(tmp_path, **{"modules.json": MINILM["modules.json"][:1]}).generates
     assert describe(tmp_path, "generate") is None

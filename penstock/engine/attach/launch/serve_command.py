@@ -15,6 +15,7 @@ from penstock.config.serve import ServeConfig
 from penstock.wire.vllm.addresses import EVERYWHERE, split_address
 
 SAME_NAME = (
+    "runner",
     "tokenizer",
     "dtype",
     "load_format",

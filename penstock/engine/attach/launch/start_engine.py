@@ -15,6 +15,7 @@ from penstock.engine.attach.connection import EngineConnection
 from penstock.engine.attach.launch.handshake import LaunchHandshake
 from penstock.engine.attach.launch.serve_command import launch_arguments
 from penstock.engine.attach.launch.vllm_process import VllmProcess
+from penstock.engine.attach.pooling.abilities import find_abilities
 from penstock.wire.vllm.messages import Addresses, HandshakeReply
 
 POLL_S = 0.1
@@ -60,7 +61,7 @@ def start_engine(
             connection.wait(POLL_S)
         ready = read_ready(raw, config, rank)
         core = make_core(config, connection, ready, rank, check)
-        return AttachedProcess(connection, ready, core, process.end)
+        return AttachedProcess(connection, ready, core, find_abilities(core, check), process.end)
     except BaseException:
         process.end()
         connection.close()

@@ -1,0 +1,1 @@
+"""Vectors, scores and labels by vLLM's engines."""
