@@ -184,11 +184,11 @@ class App:
         return methods
 
     async def _no_text(self, request: ApiRequest) -> None:
-        routes = ", ".join(sorted(each.path for each in self.pool.dialects))
+        routes = " and ".join(self.pool.main_routes)
         raise ApiError(
             400,
-            f"The model {self.models.info.names[0]!r} makes vectors, scores or labels, and no text. It is "
-            f"served at {routes}.",
+            f"The model {self.models.info.names[0]!r} makes vectors, scores or labels, and no text: ask "
+            f"{routes}.",
             param="model",
             code="task_not_supported",
         )

@@ -29,6 +29,7 @@ COUNTED = b"x-compute-tokens"
 """TEI's header for the tokens of all inputs. Bodies of some APIs have no place for them."""
 MAX_VECTOR_BYTES = 1 << 30
 """Bytes of the matrices of running requests."""
+_MAIN_ROUTES = {PoolingTask.EMBED: "/v1/embeddings", PoolingTask.CLASSIFY: "/classify or /v1/rerank"}
 
 
 class PoolingRoutes:
@@ -53,6 +54,12 @@ class PoolingRoutes:
         self._sender = TimeSlicedSender(context.turns)
         self._held = 0
         """Bytes of matrices."""
+
+    @property
+    def main_routes(self) -> list[str]:
+        """The routes that most clients use for what the model makes."""
+        info = self._processor.info
+        return [route for task, route in _MAIN_ROUTES.items() if info is not None and task in info.tasks]
 
     def handler(self, dialect: PoolingDialect) -> Handler:
         """The handler of the dialect's route."""
