@@ -42,7 +42,7 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
         )
     from penstock.engine.torch.engine import TorchEngine
 
-    return TorchEngine(
+    text = TorchEngine(
         config,
         launch.model_dir,
         progress,
@@ -51,6 +51,11 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
         rank=launch.index,
         group=group,
     )
+    if described is None:
+        return text
+    from penstock.engine.torch.pooling.decoders import beside
+
+    return beside(config, text, described, launch.model_dir)
 
 
 def _synthetic_engine(

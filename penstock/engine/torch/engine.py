@@ -105,7 +105,7 @@ class TorchEngine:
         keep_freed_memory()
         torch.set_num_threads(step_threads(config, torch.device("cpu")))  # to load the weights
         place = place_rank(config, rank)
-        device = self._device = place.device
+        device = self.device = place.device
         if device.type == "cuda":
             with stating_shortage("making a CUDA context", "end other processes on the device", device):
                 torch.cuda.set_device(device)  # kernels, events and pinned memory belong to the current one
@@ -196,7 +196,7 @@ class TorchEngine:
             self._group.barrier(progress)
 
     def _make_adapters(self, config: ServeConfig, lora: LoraInfo, dtype: torch.dtype) -> AdapterTable:
-        pinned = self._device.type == "cuda"
+        pinned = self.device.type == "cuda"
         reader = AdapterReader(lora, dtype, pinned=pinned, on_remove=self._forget_adapter)
         return AdapterTable(reader, config.max_cpu_loras)
 
@@ -224,6 +224,11 @@ class TorchEngine:
                 )
         tokens = None if config.speculative_tokens == "auto" else config.speculative_tokens
         return Speculation(self._table, self._sampling, proposer, tokens)
+
+    @property
+    def model(self) -> PagedModel:
+        """The model of its text."""
+        return self._models[0]
 
     def close(self) -> None:
         """Leave the process group. Memory is freed with the process."""
@@ -328,7 +333,7 @@ class TorchEngine:
         model cannot compute anything: then no stream is the cause."""
         rows = self._settle(0)
         if lacks_memory:
-            empty_cache(self._device)
+            empty_cache(self.device)
         self._runner.check_device()
         largest, complete = 0, True
         for part, result in run_apart(self._scheduler.running_parts(batch), self._launch_whole):
@@ -346,7 +351,7 @@ class TorchEngine:
 
     def _end_or_set_aside(self, part: Batch, fault: Exception) -> StepRows:
         if is_out_of_memory(fault):
-            empty_cache(self._device)
+            empty_cache(self.device)
             self._runner.check_device()
             return self._scheduler.set_aside(part, f"{NO_MEMORY} {in_brief(fault)}")
         self._runner.check_device()

@@ -70,7 +70,7 @@ class PagedModel:
         self._experts = experts
         self._kind: Head = head
         self._shape = shape
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._cache_size = 0, 0
         self._attention: PagedAttention | None = None
@@ -101,7 +101,7 @@ class PagedModel:
             model = load_model(
                 self._model_dir,
                 self._config,
-                dtype=self._dtype,
+                dtype=self.dtype,
                 device=self._device,
                 attention=self._name,
                 experts=self._experts,
@@ -173,7 +173,7 @@ class PagedModel:
             shape,
             blocks,
             block_size,
-            dtype=self._dtype,
+            dtype=self.dtype,
             device=self._device,
             kernel=kernel,
             tables=tables,
@@ -331,6 +331,11 @@ class PagedModel:
             return self._forward(tokens, places, layout)[: len(tokens)]
         finally:
             self._attention = kept
+
+    @property
+    def labels(self) -> int:
+        """Numbers that a :attr:`classifier` makes."""
+        return int(self._model.config.num_labels)
 
     @property
     def classifier(self) -> Any:

@@ -10,6 +10,7 @@ from penstock.engine.schedule.batch import EMPTY, Batch
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch.attention import PagedAttention
 from penstock.engine.torch.model import PagedModel
+from penstock.engine.torch.pooling.packed_inputs import PackedInputs
 from penstock.engine.torch.transfer import to_device
 from penstock.wire.arrays import I32
 
@@ -39,9 +40,9 @@ class DecoderStates:
         self._pages = None
 
     @torch.inference_mode()
-    def compute(self, ids: I32, lengths: I32) -> Tensor:
-        """[T, H]: the states of all tokens. ids: int32[T], text after text; lengths: int32[N]."""
-        pages, blocks = self._allocate(), self._blocks
+    def compute(self, ids: I32, inputs: PackedInputs, seconds: I32) -> Tensor:
+        """[T, H]: the states of all tokens. ids: int32[T]; ``seconds`` make no difference."""
+        pages, blocks, lengths = self._allocate(), self._blocks, inputs.lengths
         slots = np.arange(len(lengths), dtype=np.intp)
         blocks.allocate(slots, -(-lengths // blocks.block_size))
         try:

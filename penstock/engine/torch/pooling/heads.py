@@ -82,9 +82,7 @@ class LabelHead:
         self._model = model
         self._computed = _Computed(model.base_model)
         setattr(model, model.base_model_prefix, self._computed)
-        labels = int(model.config.num_labels)
-        name = activation or ("Sigmoid" if labels == 1 else "Softmax")
-        self._activation: nn.Module = nn.Softmax(-1) if name == "Softmax" else getattr(nn, name)()
+        self._activation = label_activation(activation, int(model.config.num_labels))
 
     def of_inputs(self, states: Tensor, inputs: PackedInputs, skipped: I32) -> Tensor:
         parts = list(torch.split(states, inputs.lengths.tolist()))
@@ -105,6 +103,13 @@ class LabelHead:
     def finish(self, rows: Tensor, params: PoolingParams) -> Tensor:
         found: Tensor = self._activation(rows) if params.activate else rows
         return found
+
+
+def label_activation(name: str | None, labels: int) -> nn.Module:
+    """``name``: see :attr:`~penstock.engine.pooling.modules.Modules.label_activation`."""
+    name = name or ("Sigmoid" if labels == 1 else "Softmax")
+    made: nn.Module = nn.Softmax(-1) if name == "Softmax" else getattr(nn, name)()
+    return made
 
 
 class _Computed(nn.Module):

@@ -10,15 +10,16 @@ import torch
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.pooling.description import PoolingDescription
-from penstock.engine.pooling.modules import read_modules
+from penstock.engine.pooling.modules import Modules, read_modules
 from penstock.engine.torch.device import place_rank, step_threads
 from penstock.engine.torch.model_loader import Head as HeadKind
 from penstock.engine.torch.model_loader import load_model, pick_dtype, read_config
 from penstock.engine.torch.out_of_memory import stating_shortage
+from penstock.engine.torch.pooling.decoders import load_decoder, runs_causally
 from penstock.engine.torch.pooling.encoder_states import EncoderStates
 from penstock.engine.torch.pooling.heads import Head, LabelHead, VectorHead
 from penstock.engine.torch.pooling.packed_attention import PackedAttention
-from penstock.engine.torch.pooling.torch_pooling_model import TorchPoolingModel
+from penstock.engine.torch.pooling.torch_pooling_model import States, TorchPoolingModel
 from penstock.metrics.freed_memory import keep_freed_memory
 from penstock.wire.pooling import PoolingInfo, PoolingTask
 
@@ -45,20 +46,13 @@ def load_pooling_model(
     torch.set_num_threads(step_threads(config, device))
     modules = read_modules(Path(model_dir))
     directory = str(modules.transformer)
-    dtype = pick_dtype(config, read_config(directory).dtype, device)
+    transformer = read_config(directory)
+    dtype = pick_dtype(config, transformer.dtype, device)
     progress("loading weights", 0.2)
     kind = head_kind(description)
+    load = load_decoder if runs_causally(transformer) else _load_encoder
     with stating_shortage(f"loading the weights of {model_dir}", LESS, device):
-        attend = PackedAttention()
-        model = load_backbone(config, directory, kind, dtype=dtype, device=device, attend=attend)
-        head: Head
-        if kind == "none":
-            head = VectorHead(modules, device)
-            base = model
-        else:
-            base = model.base_model
-            head = LabelHead(model, modules.label_activation)
-        states = EncoderStates(base, attend)
+        states, head = load(config, modules, kind, dtype=dtype, device=device)
     info = PoolingInfo(
         tasks=tuple(int(task) for task in description.tasks),
         width=description.width,
@@ -67,6 +61,18 @@ def load_pooling_model(
     )
     tokens = CPU_TOKENS if device.type == "cpu" else DEVICE_TOKENS
     return TorchPoolingModel(info, states, head, tokens=tokens, device=device, dtype=dtype)
+
+
+def _load_encoder(
+    config: ServeConfig, modules: Modules, kind: HeadKind, *, dtype: torch.dtype, device: torch.device
+) -> tuple[States, Head]:
+    attend, directory = PackedAttention(), str(modules.transformer)
+    model = load_backbone(config, directory, kind, dtype=dtype, device=device, attend=attend)
+    if kind == "none":
+        return EncoderStates(model, attend), VectorHead(modules, device)
+    base = model.base_model
+    head = LabelHead(model, modules.label_activation)
+    return EncoderStates(base, attend), head
 
 
 def head_kind(description: PoolingDescription) -> HeadKind:

@@ -31,7 +31,7 @@ class PackedAttention:
         sliding_window: int | None = None,
         **ignored: Any,
     ) -> tuple[Tensor, None]:
-        """query, key and value [1, H, T, D]. Returns [1, T, H, D]."""
+        """query [1, H, T, D]; key and value [1, KV heads, T, D]. Returns [1, T, H, D]."""
         assert self.inputs is not None
         rows = tuple(each[0].transpose(0, 1) for each in (query, key, value))
         found = []
@@ -43,7 +43,10 @@ class PackedAttention:
             mask = _near(length, sliding_window, query.device)
             if self.bias is not None:
                 mask = self.bias[:, :, :length, :length]
-            attended = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+            shared = query.shape[1] != key.shape[1]
+            attended = scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, scale=scaling, enable_gqa=shared
+            )
             found.append(attended.transpose(1, 2).flatten(0, 1))
         return (found[0] if len(found) == 1 else torch.cat(found))[None], None
 

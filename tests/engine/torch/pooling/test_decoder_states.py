@@ -12,9 +12,10 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_loader import read_shape
 from penstock.engine.torch.pooling.decoder_states import DecoderStates
+from penstock.engine.torch.pooling.packed_inputs import PackedInputs
 from tests.engine.torch.harness import DEVICE, VOCAB, make_model
 
-LENGTHS = np.array([1, 23, 70, 90, 2], np.int32)
+LENGTHS = np.array([1, 2, 23, 70, 90], np.int32)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_states_equal_those_of_transformers(kind: str, tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     ids = random.integers(3, VOCAB, size=int(LENGTHS.sum())).astype(np.int32)
     for _ in range(2):  # the pages are used again
-        found = states.compute(ids, LENGTHS).cpu()
+        found = states.compute(ids, PackedInputs(LENGTHS, DEVICE), np.zeros_like(LENGTHS)).cpu()
         ends = np.cumsum(LENGTHS)
         for end, length in zip(ends.tolist(), LENGTHS.tolist(), strict=True):
             text = torch.from_numpy(ids[end - length : end].astype(np.int64))[None]
