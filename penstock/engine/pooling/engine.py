@@ -17,6 +17,7 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.base import Hold, Load, RequestRejected, StepRows, StreamFailure
 from penstock.engine.batch.rows import aborted_rows, concat_rows, empty_rows
 from penstock.engine.lora.adapter_table import AdapterTable
+from penstock.engine.pooling.input_checks import check_inputs
 from penstock.engine.pooling.model import PoolingBatch, PoolingGroup, PoolingModel
 from penstock.engine.schedule.waiting_queue import StreamKey, WaitingQueue
 from penstock.engine.weights.weight_loader import WeightLoader
@@ -25,7 +26,7 @@ from penstock.wire.arrays import F32, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.messages import EngineInfo, Submit, WireError
-from penstock.wire.pooling import PER_TOKEN, TASK_NAMES, PoolingParams, PoolingTask
+from penstock.wire.pooling import PER_TOKEN, PoolingParams, PoolingTask
 from penstock.wire.sockets import Wakeup
 from penstock.wire.vectors import Vectors
 
@@ -135,27 +136,10 @@ class PoolingEngine:
     def submit(self, server: int, request: Submit) -> None:
         if (server, request.stream) in self._running:
             raise WireError(f"Submit.stream {request.stream} is running already")
-        self._check(request)
-        self._waiting.push(server, request, max(0, self._max_inputs - len(self._running)))
-
-    def _check(self, request: Submit) -> None:
-        pooling, info = request.pooling, self._model.info
-        if pooling is None:
-            raise RequestRejected("model: it makes vectors, scores or labels, and no text")
-        if pooling.task not in info.tasks:
-            has = ", ".join(TASK_NAMES[PoolingTask(task)] for task in info.tasks)
-            raise RequestRejected(f"task: {TASK_NAMES[PoolingTask(pooling.task)]}, the model has {has}")
-        lengths, _ = pooling.columns()
-        longest = int(lengths.max())
-        if longest > self.longest:
-            raise RequestRejected(f"input: one has {longest} tokens, the model takes {self.longest}")
-        if pooling.dimensions > info.width:
-            raise RequestRejected(f"dimensions: {pooling.dimensions}, vectors have {info.width} values")
+        check_inputs(request, self._model.info, longest=self.longest, vocab_size=self.info.vocab_size)
         if request.adapter is not None:
             raise RequestRejected("model: LoRA adapters are for text")
-        ids = np.frombuffer(request.prompt, "<u4")
-        if ids.max() >= self.info.vocab_size:
-            raise RequestRejected(f"input: a token id that is not among the model's {self.info.vocab_size}")
+        self._waiting.push(server, request, max(0, self._max_inputs - len(self._running)))
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
         for stream in streams:

@@ -29,11 +29,12 @@ from penstock.engine.attach.step_output import FAILED, VllmCounters, error_of
 from penstock.engine.base import Hold, RequestRejected, StepRows, StreamFailure
 from penstock.engine.batch.rows import aborted_rows
 from penstock.engine.lora.adapter_table import AdapterTable, adapter_of
+from penstock.engine.pooling.input_checks import check_inputs
 from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
 from penstock.wire.arrays import F32
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import EngineInfo, Submit, WireError
-from penstock.wire.pooling import PER_TOKEN, TASK_NAMES, PoolingTask
+from penstock.wire.pooling import PER_TOKEN
 from penstock.wire.vectors import Vectors
 from penstock.wire.vllm.messages import PREEMPTED, EngineCoreOutput, EngineLost, VllmFinishReason
 
@@ -75,31 +76,12 @@ class PooledStreams:
 
     def _check(self, request: Submit) -> None:
         """Raises RequestRejected."""
-        params = request.pooling
-        if params is None:
-            raise RequestRejected("model: vLLM's engine was started to make vectors or labels, no text")
-        if params.task not in self._pooling.tasks:
-            offered = ", ".join(TASK_NAMES[PoolingTask(task)] for task in self._pooling.tasks)
-            raise RequestRejected(
-                f"task: {TASK_NAMES[PoolingTask(params.task)]}, but vLLM's engine has: {offered}"
-            )
-        if params.dimensions > self._pooling.width:
-            raise RequestRejected(f"dimensions: {params.dimensions}, but vectors have {self._pooling.width}")
-        lengths, _ = params.columns()
-        longest, limit = int(lengths.max()), self._info.max_model_len
-        if longest > limit:
-            raise RequestRejected(f"input: {longest} tokens, but the model takes {limit}")
+        longest, vocab_size = self._info.max_model_len, self._info.vocab_size
+        params = check_inputs(request, self._pooling, longest=longest, vocab_size=vocab_size)
         most = 4 * int(sizes_of(params, self._pooling).max())
         if most > MAX_OUTPUT_BYTES:
             raise RequestRejected(
-                f"input: the vectors of {longest} tokens take {most} bytes, but at most {MAX_OUTPUT_BYTES} "
-                "come from vLLM"
-            )
-        largest = int(np.frombuffer(request.prompt, "<u4").max())  # negative ids are large ones
-        if largest >= self._info.vocab_size:
-            raise RequestRejected(
-                f"input: token id {int(np.uint32(largest).view(np.int32))}, but the vocabulary has "
-                f"{self._info.vocab_size}"
+                f"input: the vectors of one take {most} bytes, but at most {MAX_OUTPUT_BYTES} come from vLLM"
             )
 
     def begin_at_once(self, server: int, request: Submit) -> int | None:
