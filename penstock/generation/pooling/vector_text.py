@@ -182,7 +182,9 @@ def _json(values: Numbers) -> bytes:
 def asked_for(accept: Headers) -> bytes:
     """The content type in which a request with these headers wants its vectors: OCTETS, SAFETENSORS or
     JSON."""
-    return next((kind for kind in (OCTETS, SAFETENSORS) if accept and asks_for(accept, kind, JSON)), JSON)
+    named = b",".join([value for name, value in accept if name == b"accept"]).lower()
+    kinds = (kind for kind in (OCTETS, SAFETENSORS) if kind in named and asks_for(accept, kind, JSON))
+    return next(kinds, JSON)
 
 
 def octet_stream(
