@@ -25,7 +25,7 @@ MIB = 1 << 20
 KEYS = """
 keys:
   - {name: free, key: sk-free}
-  - {name: metered, key: sk-metered, models: [m], budgets: {tokens-per-day: 1000}}
+  - {name: metered, key: sk-metered, models: [m], priority: -2, budgets: {tokens-per-day: 1000}}
 """
 USAGE = b'"usage":{"prompt_tokens":5,"total_tokens":5}}'
 REPLY = b'{"object":"list","data":[{"index":0,"embedding":[0.5,-0.25]}],"model":"m",' + USAGE
@@ -184,6 +184,7 @@ def test_what_a_key_may_not_is_refused_in_the_apis_own_shape(servers: Servers, f
     assert int(reply.headers["x-ratelimit-remaining-tokens"]) == left, "what the server counted holds"
     assert "tokens-per-day" in refused("/v2/embed", long, 429)["message"]
     assert len(servers.calls) == 2
+    assert entry_of(front, reply.headers["x-request-id"])["priority"] == -2
 
 
 def test_a_server_that_dies_before_its_reply_is_left_for_one_other(servers: Servers, front: Gateway) -> None:

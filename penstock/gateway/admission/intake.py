@@ -104,6 +104,8 @@ class Intake:
                 model = self._read_model(record, relayed_headers, raw, partial=rest is not None)
             else:
                 model = described_model(record.method, record.path)
+            if self.reads_reply(record.method, record.path):
+                record.priority = self._priority(record.caller, 0, headers)
             if model is not None:
                 record.model = record.target_model = bounded_name(model)
         self._check_model(record, model, relayed_headers, raw or b"", target)

@@ -13,6 +13,7 @@ from penstock.gateway.extproc.access_log_entry import NO_CONNECTION, is_local_re
 from penstock.gateway.extproc.messages import AccessLogEntry, Texts
 from penstock.gateway.relay.relay import Relay
 from penstock.gateway.relay.retry_policy import AttemptProgress, progress_of
+from penstock.gateway.requests.apis import VECTOR_APIS
 from penstock.gateway.responses.expected_reply import ExpectedReply
 from penstock.gateway.responses.outcome import ENDPOINT_FAULTS, Outcome, TransportResult, classify_outcome
 from penstock.gateway.responses.request_record import RequestRecord, failure_reason
@@ -319,7 +320,8 @@ class RoutedRequests:
     def _update_breakers(self, routed: RoutedRequest, entry: AccessLogEntry, outcome: Outcome) -> None:
         """Record failures of the endpoints that Envoy tried without success, and the outcome at the last one.
 
-        For an unobserved reply, the time to its first byte stands in for the time to its first token.
+        For an unobserved reply with tokens, the time to its first byte stands in for the time to its first
+        token.
         """
         now, sent_at, client = self.relay.clock(), routed.picked_at, routed.record.client
         last = routed.answering
@@ -341,7 +343,7 @@ class RoutedRequests:
             last.breaker.record_unavailable(now, sent_at, connected=True)
         else:
             last.breaker.record_outcome(outcome, now, sent_at, client, had_token=routed.had_token)
-        if routed.record.is_replay:
+        if routed.record.is_replay or routed.record.path in VECTOR_APIS:
             return
         first = routed.record.seen.first_token_at
         if first is not None:

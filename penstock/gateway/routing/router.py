@@ -73,7 +73,7 @@ class Router:
         else:
             steps = await self.models.find_steps(incoming.model, session)
         request = pick_request(incoming, session, steps, self.ttft_slo_s)
-        request.client = record.client
+        request.client, request.priority = record.client, record.priority
         request.owners, request.record = owners, record
         record.target_model = bounded_name(request.steps[0].model)
         if incoming.subset is not None:

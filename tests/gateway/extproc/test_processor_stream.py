@@ -441,11 +441,20 @@ def test_a_refused_key_is_the_fault_of_whose_it_is(own: bool, outcome: str) -> N
     assert world.endpoints[0].in_flight == world.metrics.running == 0
 
 
-@pytest.mark.parametrize(("method", "ttft_s"), [(b"POST", 0.25), (b"GET", None)])
-def test_what_is_only_read_says_nothing_of_first_tokens(method: bytes, ttft_s: float | None) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "ttft_s"),
+    [
+        (b"POST", b"/v1/audio/speech", 0.25),
+        (b"GET", b"/v1/audio/speech", None),
+        (b"POST", b"/v1/embeddings", None),
+    ],
+)
+def test_what_is_only_read_or_a_vector_says_nothing_of_first_tokens(
+    method: bytes, path: bytes, ttft_s: float | None
+) -> None:
     world = World()
     told = head(BodyMode.NONE, end=True)
-    told.headers = [(b":method", method), (b":path", b"/v1/embeddings"), (b"x-request-id", b"r")]
+    told.headers = [(b":method", method), (b":path", path), (b"x-request-id", b"r")]
     exchange = Stream(world.requests)
     assert isinstance(exchange.receive(told)[0], CommonResponse)
     exchange.closed()
@@ -785,10 +794,10 @@ def test_bodies_are_bounded_together_and_the_largest_that_is_incomplete_is_refus
     assert world.requests.budget.held == 0
 
 
-@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/files"])
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/embeddings", b"/v1/files"])
 def test_servers_are_asked_not_to_code_what_the_gateway_reads(path: bytes) -> None:
     exchange, asked = Stream(World().requests), head(end=True)
     asked.headers[1:2] = [(b":path", path), (b"accept-encoding", b"gzip, br")]
     (reply,) = exchange.receive(asked)
     assert isinstance(reply, CommonResponse)
-    assert ((b"accept-encoding", b"identity") in reply.set_headers) is (path == b"/v1/completions")
+    assert ((b"accept-encoding", b"identity") in reply.set_headers) is (path != b"/v1/files")
