@@ -150,7 +150,10 @@ def test_each_api_is_relayed_as_it_is_and_counted(servers: Servers, front: Gatew
     told = re.findall(
         r'^penstock_gateway_(\w+)\{(.*api="(\w+)".*)\} (\S+)$', front.client.get("/metrics").text, re.M
     )
-    for api, count in (("embeddings", 4), ("rerank", 3), ("score", 1), ("classify", 1), ("pooling", 1)):
+    counts = {"rerank": 3} | dict.fromkeys(
+        ("embeddings", "score", "classify", "pooling", "cohere", "ollama", "gemini"), 1
+    )
+    for api, count in counts.items():
         own = [(name, labels, float(value)) for name, labels, of, value in told if of == api]
         assert [value for name, _, value in own if name == "request_total"] == [count]
         [tokens] = [

@@ -19,11 +19,16 @@ WIDTH = 64
 OPTIONS = ("--engine", "synthetic", "--runner", "pooling", "--synthetic-dimensions", str(WIDTH))
 MODEL = "penstock-demo"
 TEXTS = ["What is a vector?", "A row of a matrix.", "Something else"]
+SEARCH = {"query": TEXTS[0], "documents": TEXTS[1:]}
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": TEXTS},
     "/pooling": {"input": TEXTS},
+    "/v2/embed": {"texts": TEXTS, "input_type": "search_query", "embedding_types": ["float"]},
+    "/embed": {"inputs": TEXTS},
     "/api/embed": {"input": TEXTS},
     "/v1beta/models/penstock-demo:embedContent": {"content": {"parts": [{"text": TEXTS[0]}]}},
+    "/v1/rerank": SEARCH,
+    "/v2/rerank": SEARCH,
     "/score": {"text_1": TEXTS[0], "text_2": TEXTS[1:]},
     "/classify": {"input": TEXTS},
 }

@@ -26,17 +26,15 @@ APIS = {
 }
 """Names by the path of their requests."""
 _VECTOR_PATHS = {
-    "embeddings": (
-        *("/v1/embeddings", "/embeddings", "/embedding"),
-        *("/v1/embed", "/v2/embed"),  # Cohere
-        *("/embed", "/embed_all", "/embed_sparse"),  # TEI
-        *("/api/embed", "/api/embeddings"),  # Ollama
-        *(EMBED, BATCH_EMBED),
-    ),
+    "embeddings": ("/v1/embeddings", "/embeddings", "/embedding"),
     "rerank": ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking"),
-    "score": ("/score", "/v1/score", "/similarity"),
-    "classify": ("/classify", "/v1/classify", "/predict"),
+    "score": ("/score", "/v1/score"),
+    "classify": ("/classify", "/v1/classify"),
     "pooling": ("/pooling", "/v1/pooling"),
+    "cohere": ("/v1/embed", "/v2/embed"),
+    "tei": ("/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity"),
+    OLLAMA: ("/api/embed", "/api/embeddings"),
+    GEMINI: (EMBED, BATCH_EMBED),
 }
 VECTOR_APIS = {path: name for name, paths in _VECTOR_PATHS.items() for path in paths}
 """Names of those that make vectors, scores or labels, by the path of their requests. These have input tokens
@@ -45,8 +43,8 @@ OTHER_API = "other"
 OLLAMA_ROUTES = "/api/"
 """With which the routes of Ollama's API begin."""
 GEMINI_ROUTES = "/v1beta/"
-_COHERE = frozenset({"/v1/embed", "/v2/embed", "/v2/rerank"})
-_TEI = frozenset({"/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity"})
+_COHERE = frozenset({*_VECTOR_PATHS["cohere"], "/v2/rerank"})
+_TEI = frozenset(_VECTOR_PATHS["tei"])
 
 
 def gateway_error(status: int, code: str, message: str) -> ApiError:
