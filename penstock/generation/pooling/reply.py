@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.generation.pooling.plan import EncodedInputs, PooledInputs, PoolingPlan
 from penstock.generation.replies.token_usage import TokenUsage
@@ -80,12 +81,13 @@ class PooledReply:
         self.left = False
         """Whether the client has disconnected."""
         self._per_token = plan.task in PER_TOKEN
-        ends = np.cumsum(inputs.lengths, dtype=np.int64)
-        rows = int(ends[-1]) if self._per_token else len(ends)
-        self._starts = np.concatenate(
-            (np.zeros(1, np.int64), ends if self._per_token else 1 + np.arange(rows))
-        )
-        """int64[N + 1]: where the vectors of each input begin."""
+        self._tokens = len(inputs.ids) // 4
+        self._starts: NDArray[np.int64] | None = None
+        """int64[N + 1], with a vector per token: where those of each input begin."""
+        rows = len(inputs.lengths)
+        if self._per_token:
+            rows = self._tokens
+            self._starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(inputs.lengths, dtype=np.int64)))
         self._values: F32 = np.empty((rows, width), np.float32)
         self._streams: dict[Stream, int] = {}
         """Running ones, and the index of the first input of each."""
@@ -95,16 +97,17 @@ class PooledReply:
     def parts(self, engines: int) -> Iterator[StreamInputs]:
         """The streams to submit, to ``engines`` that take some. Inputs are cut where tokens are even."""
         plan, (ids, lengths, seconds) = self.plan, self.inputs
-        ends = np.cumsum(lengths, dtype=np.int64)
-        total = int(ends[-1])
+        total = self._tokens
         wanted = max(min(engines, total // STREAM_TOKENS), -(-len(lengths) // STREAM_INPUTS), 1)
-        cuts = np.searchsorted(ends, np.arange(1, wanted) * total / wanted).tolist() if wanted > 1 else []
+        ends, cuts = None, []
+        if wanted > 1:
+            ends = np.cumsum(lengths, dtype=np.int64)
+            cuts = np.searchsorted(ends, np.arange(1, wanted) * total / wanted).tolist()
         paired = bool(seconds.any())
         first = 0
         for last in [*cuts, len(lengths)]:
             if last == first:
                 continue
-            start = int(ends[first - 1]) if first else 0
             params = PoolingParams(
                 task=plan.task,
                 lengths=lengths[first:last].astype("<i4", copy=False).tobytes(),
@@ -113,7 +116,10 @@ class PooledReply:
                 activate=plan.activate,
                 seconds=seconds[first:last].astype("<i4", copy=False).tobytes() if paired else b"",
             )
-            prompt = ids if wanted == 1 else ids[4 * start : 4 * int(ends[last - 1])]
+            prompt = ids
+            if ends is not None:
+                start = int(ends[first - 1]) if first else 0
+                prompt = ids[4 * start : 4 * int(ends[last - 1])]
             yield StreamInputs(first, last - first, prompt, params)
             first = last
 
@@ -134,7 +140,7 @@ class PooledReply:
         return self.done.done()
 
     def usage(self) -> TokenUsage:
-        return TokenUsage(int(self.inputs.lengths.sum(dtype=np.int64)), 0, None)
+        return TokenUsage(self._tokens, 0, None)
 
     def pooled(self) -> PooledInputs:
         """What has been made, once all is done."""
@@ -146,7 +152,9 @@ class PooledReply:
         if stream not in self._streams:
             return
         at = self._streams[stream] + first
-        start, end = int(self._starts[at]), int(self._starts[at + len(counts)])
+        start, end = at, at + len(counts)
+        if self._starts is not None:
+            start, end = int(self._starts[start]), int(self._starts[end])
         if width != self._values.shape[1] or int(counts.sum()) != end - start:
             message = (
                 f"{counts.sum()} vectors of {width} values, not {end - start} of {self._values.shape[1]}"

@@ -37,6 +37,8 @@ OCTETS = b"application/octet-stream"
 MAX_PART_VALUES = 24 * 1024
 """Values that are converted and spelled at a time: 0.4 ms as JSON, 0.1 ms as base64. A multiple of 3, so that
 base64 has padding only at its end, and of 8, so that bits fill bytes."""
+JSON_PIECE_BYTES = 128 * 1024
+"""Bytes of a piece of JSON: 0.2 ms of a core that does nothing else."""
 MAX_PIECE_PARTS = 256
 """Parts that are joined to a piece: 0.4 ms if each is of an input with few values."""
 MAX_LISTED_INPUTS = 64
@@ -56,7 +58,7 @@ def json_pieces(*parts: bytes | Iterable[bytes]) -> Iterator[bytes]:
     for part in chain.from_iterable((each,) if isinstance(each, bytes) else each for each in parts):
         waiting.append(part)
         size += len(part)
-        if size >= PIECE_BYTES or len(waiting) >= MAX_PIECE_PARTS:
+        if size >= JSON_PIECE_BYTES or len(waiting) >= MAX_PIECE_PARTS:
             yield b"".join(waiting)
             waiting, size = [], 0
     if waiting:

@@ -88,9 +88,9 @@ def test_pieces_and_parts_are_bounded() -> None:
         parts = list(text.float_items(pooled(values)))
         assert max(map(len, parts)) < 16 * text.MAX_PART_VALUES
         pieces = list(text.json_pieces(b"[", iter(parts), b"]"))
-        assert max(map(len, pieces)) < (512 << 10) + 16 * text.MAX_PART_VALUES
+        assert max(map(len, pieces)) < (text.JSON_PIECE_BYTES) + 16 * text.MAX_PART_VALUES
         assert len(pieces) >= len(parts) // text.MAX_PIECE_PARTS
-        bounds = len(parts) // text.MAX_PIECE_PARTS + sum(map(len, parts)) // (512 << 10)
+        bounds = len(parts) // text.MAX_PIECE_PARTS + sum(map(len, parts)) // (text.JSON_PIECE_BYTES)
         assert len(pieces) <= 2 + bounds
         assert len(json.loads(b"".join(pieces))) == len(values)
 
