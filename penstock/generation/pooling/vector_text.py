@@ -316,6 +316,6 @@ INTEGERS: Final[dict[str, Callable[..., Numbers]]] = {
     "binary": _binary,
     "ubinary": _ubinary,
 }
-"""Cohere's types of embeddings. ``uint8``: the 256 steps of the range; ``int8``: the same less 128;
+"""Cohere's types of embeddings. ``uint8``: the 256 steps of the range; ``int8``: -128 to 127, cut toward 0;
 ``ubinary``: a bit per value, 1 if it is above 0, eight to a number, the first one the highest; ``binary``:
 the same less 128."""
