@@ -214,3 +214,19 @@ def test_errors_have_the_shape_of_the_api(
         return
     assert told in error["message"]
     assert ("status" if "v1beta" in path else "param") in error
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a"}),
+        ("/score", {"queries": "a", "documents": "b"}),
+        ("/api/embed", {"input": "a"}),
+        ("/v1beta/models/m:embedContent", {"content": {"parts": [{"text": "a"}]}}),
+    ],
+)
+def test_a_server_of_text_says_what_it_is_for(server: Server, path: str, body: dict[str, Any]) -> None:
+    reply = httpx.post(server.url + path, json=body)
+    assert reply.status_code == 400
+    told = reply.json()["error"]
+    assert "one for generate" in (told if isinstance(told, str) else told["message"])
