@@ -371,7 +371,7 @@ class _Server:
     ) -> PoolingRoutes:
         described = self._described(info)
         processor = PoolingProcessor(self._config, inputs, info.pooling, described)
-        encoder = InputEncoder(inputs.tokenizer, processor.max_tokens)
+        encoder = InputEncoder(inputs.tokenizer, processor.max_tokens, processor.pools_prompt)
         return PoolingRoutes(self._config, self._generation, context, processor, encoder)
 
     def _described(self, info: EngineInfo) -> PoolingDescription | None:

@@ -55,6 +55,8 @@ class PoolingDescription:
     """Texts that come before inputs, by name, as sentence-transformers has them."""
     default_prompt: str | None = None
     """Name of the prompt of requests that name none."""
+    pools_prompt: bool = True
+    """Whether the tokens of a prompt count in the vector."""
     similarity: Similarity = "cosine"
     """How vectors are compared."""
 
@@ -107,6 +109,7 @@ def describe_pooling(directory: Path, runner: Runner = "auto") -> PoolingDescrip
         matryoshka=described.get("is_matryoshka") is not False,
         prompts=prompts,
         default_prompt=default,
+        pools_prompt=modules.pools_prompt,
         similarity=cast(Similarity, similarity) if similarity in get_args(Similarity) else "cosine",
         **common,
     )

@@ -122,7 +122,12 @@ class Modules:
     @property
     def normalizes(self) -> bool:
         """Whether vectors have the length 1."""
-        return any(isinstance(step, NormalizeStep) and not step.on_tokens for step in self.steps)
+        return bool(self.steps) and isinstance(self.steps[-1], NormalizeStep)
+
+    @property
+    def pools_prompt(self) -> bool:
+        """Whether the tokens of a prompt count in a vector."""
+        return all(step.with_prompt for step in self.steps if isinstance(step, PoolStep))
 
     def width(self, hidden: int) -> int:
         """Values of a vector of a transformer with ``hidden`` values per token."""
@@ -130,13 +135,6 @@ class Modules:
             if isinstance(step, PoolStep):
                 hidden *= len(step.modes)
             elif isinstance(step, DenseStep):
-                hidden = step.outputs
-        return hidden
-
-    def token_width(self, hidden: int) -> int:
-        """Values of a token's vector."""
-        for step in self.steps:
-            if isinstance(step, DenseStep) and step.on_tokens:
                 hidden = step.outputs
         return hidden
 
@@ -203,6 +201,8 @@ def _label_activation(path: Path, described: dict[str, Any]) -> str | None:
         value = described.get(name)
     if value is not None:
         return _activation(path, name, value, LABEL_ACTIVATIONS)
+    if described.get("problem_type") == "multi_label_classification":
+        return "Sigmoid"
     name = "function_to_apply"
     functions = {None: None, "none": "Identity", "sigmoid": "Sigmoid", "softmax": "Softmax"}
     value = described.get(name)

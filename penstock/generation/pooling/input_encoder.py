@@ -42,9 +42,11 @@ class Layout(NamedTuple):
 class InputEncoder:
     """Encodes requests' inputs; several threads may at the same time."""
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
-        """``max_tokens``: of the longest input, special ones included."""
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int, pools_prompt: bool = True) -> None:
+        """``max_tokens``: of the longest input, special ones included. ``pools_prompt``: whether the tokens
+        of a prompt count in a vector."""
         self._tokenizer = tokenizer
+        self._pools_prompt = pools_prompt
         self._max_tokens = max_tokens
         self._layouts: dict[tuple[bool, bool], Layout] = {}
 
@@ -81,7 +83,11 @@ class InputEncoder:
                 lengths.append(len(body) // 4)
             if not lengths[-1]:
                 raise _without_tokens(plan, index)
-        return EncodedInputs(b"".join(parts), np.array(lengths, np.int32), np.zeros(len(lengths), np.int32))
+        skipped = 0
+        if layout is not None and plan.prompt and not self._pools_prompt and len(at) == len(plan.inputs):
+            skipped = len(layout.before + self._encode_all([plan.prompt])[0]) // 4
+        none = np.zeros(len(lengths), np.int32)
+        return EncodedInputs(b"".join(parts), np.array(lengths, np.int32), none, skipped)
 
     def _encode_pairs(self, plan: PoolingPlan, pairs: Sequence[tuple[str, str]]) -> EncodedInputs:
         layout = self._layout(plan.add_special_tokens, True)

@@ -56,6 +56,8 @@ class EncodedInputs(NamedTuple):
     """int32[N]: tokens of each."""
     seconds: I32
     """int32[N]: index of the first token of the second text of a pair; 0: it is none."""
+    skipped: int = 0
+    """Tokens at the start of each input, those of the prompt, that do not count in its vector."""
 
 
 @dataclass(slots=True)

@@ -45,6 +45,11 @@ class PoolingProcessor:
         return self._described is None or self._described.normalizes
 
     @property
+    def pools_prompt(self) -> bool:
+        """Whether the tokens of a prompt count in the vector."""
+        return self._described is None or self._described.pools_prompt
+
+    @property
     def labels(self) -> Sequence[str]:
         """Names of the classifier's labels."""
         named = () if self._described is None else self._described.labels

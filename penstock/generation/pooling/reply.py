@@ -96,7 +96,7 @@ class PooledReply:
 
     def parts(self, engines: int) -> Iterator[StreamInputs]:
         """The streams to submit, to ``engines`` that take some. Inputs are cut where tokens are even."""
-        plan, (ids, lengths, seconds) = self.plan, self.inputs
+        plan, (ids, lengths, seconds, skipped) = self.plan, self.inputs
         total = self._tokens
         wanted = max(min(engines, total // STREAM_TOKENS), -(-len(lengths) // STREAM_INPUTS), 1)
         ends, cuts = None, []
@@ -115,6 +115,7 @@ class PooledReply:
                 normalize=plan.normalize,
                 activate=plan.activate,
                 seconds=seconds[first:last].astype("<i4", copy=False).tobytes() if paired else b"",
+                skipped=skipped,
             )
             prompt = ids
             if ends is not None:

@@ -42,6 +42,9 @@ def test_without_files_tokens_are_averaged(tmp_path: Path) -> None:
     write(tmp_path, {"config.json": {"function_to_apply": "sigmoid"}})
     found = read_modules(tmp_path)
     assert (found.label_activation, found.width(32), found.normalizes) == ("Sigmoid", 32, False)
+    assert found.pools_prompt
+    write(tmp_path, {"config.json": {"problem_type": "multi_label_classification"}})
+    assert read_modules(tmp_path).label_activation == "Sigmoid"
 
 
 def test_an_embedder_of_the_first_releases(tmp_path: Path) -> None:
@@ -104,7 +107,8 @@ def test_every_module_of_a_present_release(tmp_path: Path) -> None:
         LayerNormStep(directory=tmp_path / "5", width=4),
         NormalizeStep(),
     )
-    assert (found.width(8), found.token_width(8), found.normalizes) == (4, 8, True)
+    assert (found.width(8), found.normalizes) == (4, True)
+    assert not found.pools_prompt
 
 
 def test_flags_of_pooling_have_an_order(tmp_path: Path) -> None:

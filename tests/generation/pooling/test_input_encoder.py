@@ -174,6 +174,18 @@ def test_a_prompt_is_before_every_first_text(both: Both) -> None:
     assert both.found(pairs, prompt="query: ") == both.found(prompted)
 
 
+@pytest.mark.parametrize("special", [True, False])
+def test_tokens_of_a_prompt_that_do_not_count(bert: Tokenizer, special: bool) -> None:
+    """As sentence-transformers counts them: the prompt by itself, without the special token behind it."""
+    inputs = plan(["a b", "b"], prompt="a b: ", add_special_tokens=special)
+    alone = InputEncoder(bert, 100).encode(plan(["a b:"], add_special_tokens=special))
+    found = InputEncoder(bert, 100, False).encode(inputs)
+    assert found.skipped == alone.lengths[0] - special
+    assert InputEncoder(bert, 100).encode(inputs).skipped == 0
+    unprompted = plan(["a b"], add_special_tokens=special)
+    assert InputEncoder(bert, 100, False).encode(unprompted).skipped == 0
+
+
 def test_threads_encode_at_the_same_time(both: Both) -> None:
     encoder = InputEncoder(both.tokenizer, 1000)
     plans = [

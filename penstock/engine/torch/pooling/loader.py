@@ -24,8 +24,8 @@ from penstock.metrics.freed_memory import keep_freed_memory
 from penstock.wire.pooling import PoolingInfo, PoolingTask
 
 ATTENTION = "penstock_packed"
-CPU_TOKENS = 512
-"""Tokens that a CPU computes at once: what layers hand on stays in its cache."""
+CPU_TOKENS = 1 << 12
+"""Tokens that a CPU computes at once. Smaller parts take more time (docs/log.md), larger ones more memory."""
 DEVICE_TOKENS = 1 << 16
 LESS = "take --dtype bfloat16, a smaller model, or a device with more free memory"
 
