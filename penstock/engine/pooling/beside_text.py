@@ -20,13 +20,16 @@ from penstock.wire.sockets import Wakeup
 
 FIRST_TOKENS = 128
 """Tokens of the first step of vectors beside text, as long as it is not known what a token takes."""
+LONGEST_S = 0.02
+"""Seconds that a step of vectors may take beside text."""
 
 
 class TextAndVectors:
     """An engine of text, and beside it one of vectors.
 
     While text is generated, a step of vectors takes at most the time that ``--max-prefill-delay`` leaves to
-    prompts, or that of a single input. The loop gives numbers to streams of both, none of them twice.
+    prompts and LONGEST_S, or that of a single input. The loop gives numbers to streams of both, none of them
+    twice.
     """
 
     wakeups: Sequence[Wakeup] = ()
@@ -44,7 +47,7 @@ class TextAndVectors:
         self._pooling = pooling
         self._free = free
         self._clock = clock
-        self._cost = StepCost(config.max_prefill_delay, 1)
+        self._cost = StepCost(config.max_prefill_delay, 1, LONGEST_S)
         self._most = pooling.max_tokens
         self._text_is_next = True
         self.info = msgspec.structs.replace(text.info, pooling=pooling.info.pooling)

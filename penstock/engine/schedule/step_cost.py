@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 FALL, RISE = 0.3, 0.1
 """Weights of a duration below and above the estimate. Delays come from outside (other processes, clock
 rates), so short durations are more informative."""
@@ -22,9 +24,11 @@ class StepCost:
     each chunk's fixed cost, so the estimate converges to the chunk size that takes the allowed time.
     """
 
-    def __init__(self, max_delay: float, least: int) -> None:
+    def __init__(self, max_delay: float, least: int, longest_s: float = math.inf) -> None:
         """``max_delay``: maximum duration of a mixed prefill/decode step, as a multiple of a decode-only
-        step; 0: no limit. ``least``: prompt tokens that are always allowed, so that prompts advance."""
+        step; 0: no limit. ``least``: prompt tokens that are always allowed, so that prompts advance.
+        ``longest_s``: seconds that prompt tokens may take at most, unless there is no limit."""
+        self._longest_s = longest_s
         self._max_delay = max_delay
         self._least = least
         self._decode_s = 0.0
@@ -54,7 +58,8 @@ class StepCost:
             return most
         if not self._is_known(decodes) or self._mixed >= MIXED_IN_A_ROW:
             return 0  # a decode-only step updates the estimate
-        tokens = AIM * (self._max_delay - 1) * self._decode_s / self._token_s
+        seconds = min((self._max_delay - 1) * self._decode_s, self._longest_s)
+        tokens = AIM * seconds / self._token_s
         return min(most, max(self._least, int(tokens)))
 
     def _is_known(self, decodes: int) -> bool:

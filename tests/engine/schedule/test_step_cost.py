@@ -52,6 +52,13 @@ def test_the_rest_of_the_delay_goes_to_prompts(max_delay: float, allowed: int) -
     assert learned(max_delay).allowed(2048, 8) == allowed
 
 
+def test_prompts_take_no_longer_than_is_said_whatever_a_decode_takes() -> None:
+    cost = StepCost(3.0, 1, 0.004)
+    cost.observe(1000 * TOKEN_S, 1000, 0)
+    cost.observe(DECODE_S, 0, 8)
+    assert cost.allowed(2048, 8) == 30
+
+
 def test_the_least_is_no_more_than_there_is_room_for() -> None:
     assert learned(1.0).allowed(5, 8) == 5
 
