@@ -12,7 +12,7 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.base import Engine, Hold, Load, StepRows
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.pooling.engine import PoolingEngine
-from penstock.engine.schedule.step_cost import StepCost
+from penstock.engine.schedule.step_cost import ALIKE, MAX_RISE, RISE, StepCost
 from penstock.engine.weights.weight_loader import WeightLoader
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.messages import Submit
@@ -22,14 +22,41 @@ FIRST_TOKENS = 128
 """Tokens of the first step of vectors beside text, as long as it is not known what a token takes."""
 LONGEST_S = 0.02
 """Seconds that a step of vectors may take beside text."""
+GROWTH = 1.25
+"""Of the tokens that a step may have whatever the estimate says, from one step to the next."""
+
+
+class FreeTokens:
+    """Learns how many tokens a step of vectors takes in hardly more time than it takes for a few.
+
+    The cost of a token includes its share of a step's fixed cost. Where that is most of it, as after requests
+    of one short input each, the estimate would keep steps at a single input for ever, and shorten none.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 1.0
+        self._least_s = float("inf")
+        """Duration of a step of ``_least_tokens``, the shortest of late."""
+        self._least_tokens = 0
+
+    def observe(self, seconds: float, tokens: int, more: bool) -> None:
+        """Record that a step took ``seconds`` for ``tokens``; ``more``: further inputs wait for the next."""
+        if seconds < self._least_s:
+            self._least_s, self._least_tokens = seconds, tokens
+        elif tokens <= self._least_tokens or self.tokens == 1.0:  # no step is smaller: it has become slower
+            self._least_s += RISE * (min(seconds, MAX_RISE * self._least_s) - self._least_s)
+        if seconds > ALIKE * self._least_s:
+            self.tokens = max(1.0, self.tokens / 2)
+        elif more:
+            self.tokens *= GROWTH
 
 
 class TextAndVectors:
     """An engine of text, and beside it one of vectors.
 
     While text is generated, a step of vectors takes at most the time that ``--max-prefill-delay`` leaves to
-    prompts and LONGEST_S, or that of a single input. The loop gives numbers to streams of both, none of them
-    twice.
+    prompts and LONGEST_S, or hardly more than that of a single input. The loop gives numbers to streams of
+    both, none of them twice.
     """
 
     wakeups: Sequence[Wakeup] = ()
@@ -48,6 +75,7 @@ class TextAndVectors:
         self._free = free
         self._clock = clock
         self._cost = StepCost(config.max_prefill_delay, 1, LONGEST_S)
+        self._free_tokens = FreeTokens()
         self._most = pooling.max_tokens
         self._text_is_next = True
         self.info = msgspec.structs.replace(text.info, pooling=pooling.info.pooling)
@@ -116,10 +144,14 @@ class TextAndVectors:
             return rows
         before, most = self._pooling.computed_tokens, self._most
         if running:
-            most = self._cost.allowed(most if before else FIRST_TOKENS, running)
-        self._pooling.max_tokens = max(1, most)
+            allowed = self._cost.allowed(most if before else FIRST_TOKENS, running)
+            most = min(most, max(allowed, int(self._free_tokens.tokens)))
+        self._pooling.max_tokens = most
         rows = self._pooling.step()
-        self._cost.observe(self._clock() - began, self._pooling.computed_tokens - before, 0)
+        seconds, tokens = self._clock() - began, self._pooling.computed_tokens - before
+        self._cost.observe(seconds, tokens, 0)
+        if tokens:
+            self._free_tokens.observe(seconds, tokens, more=self._pooling.has_work())
         return rows
 
     def dummy_step(self) -> None:

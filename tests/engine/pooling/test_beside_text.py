@@ -26,16 +26,17 @@ STEP_S, TOKEN_S = 0.01, 0.001
 
 
 class TimedModel(SyntheticPooling):
-    """Takes the same time for each token."""
+    """Takes the same time for each token, and ``step_s`` for each step."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(WIDTH, 2, generates=True)
         self._clock = clock
+        self.step_s = 0.0
         self.batches: list[int] = []
 
     def compute(self, batch: PoolingBatch) -> Sequence[F32]:
         self.batches.append(len(batch.ids))
-        self._clock.sleep(TOKEN_S * len(batch.ids))
+        self._clock.sleep(self.step_s + TOKEN_S * len(batch.ids))
         return super().compute(batch)
 
 
@@ -104,6 +105,23 @@ def test_vectors_delay_text_as_prompts_may(model_dir: Path) -> None:
     assert len(bench.text_at) >= 190, "text gets every other step"
     bench.run()
     assert len(vectors_of(bench.steps, 2)) == 2048
+
+
+@pytest.mark.parametrize("step_s", [0.2, 0.5])
+def test_short_requests_do_not_keep_steps_small(model_dir: Path, step_s: float) -> None:
+    """Where a step costs more than its few tokens, 1,000 of an input each would bring no text any sooner."""
+    bench = Bench(model_dir)
+    bench.model.step_s = step_s
+    for stream in range(100):
+        bench.engine.submit(0, pooling_submit(stream, [3]))
+        bench.run()
+    bench.model.batches.clear()
+    bench.engine.submit(0, submit(200, 1500))
+    bench.engine.submit(0, pooling_submit(201, [3] * 1000))
+    while len(bench.model.batches) < 120 and bench.engine._pooling.has_work():
+        bench.step()
+    assert len(vectors_of(bench.steps, 201)) == 1000
+    assert np.diff(bench.text_at).max() <= 2 * step_s + STEP_S, "hardly more than the least step takes"
 
 
 def test_without_text_steps_of_vectors_are_whole(model_dir: Path) -> None:
