@@ -6,7 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from penstock.dialects.cohere.errors import cohere_error
-from penstock.dialects.cohere.request_schema import UNSUPPORTED, CohereEmbedRequest, CohereInput
+from penstock.dialects.cohere.request_schema import (
+    EMBEDDING_TYPES,
+    TRUNCATE,
+    UNSUPPORTED,
+    CohereEmbedRequest,
+    CohereInput,
+)
 from penstock.dialects.renamed_fields import renamed
 from penstock.generation.dialect import NO_INFO, RequestInfo
 from penstock.generation.pooling.dialect import PoolingBody, PoolingDialect
@@ -21,7 +27,7 @@ from penstock.generation.pooling.vector_text import (
     joined,
     json_pieces,
 )
-from penstock.http.errors import ApiError, encode_json, not_served, refused
+from penstock.http.errors import ApiError, encode_json, refused
 from penstock.wire.pooling import PoolingTask
 
 PROMPTS = {
@@ -64,6 +70,12 @@ class CohereEmbed(PoolingDialect):
         most = request.max_tokens
         if most is not None and most < 1:
             raise refused("max_tokens must be at least 1.", "max_tokens", most)
+        if request.truncate not in (None, *TRUNCATE):
+            raise refused(f"truncate must be {', '.join(TRUNCATE)}.", "truncate", request.truncate)
+        for each in request.embedding_types or ():
+            if each not in EMBEDDING_TYPES:
+                allowed = ", ".join(EMBEDDING_TYPES)
+                raise refused(f"embedding_types must be of {allowed}.", "embedding_types", each)
         types = list(dict.fromkeys(request.embedding_types or (["float"] if self.version > 1 else [])))
         plan = PoolingPlan(api="cohere", model=processor.model, task=task, inputs=texts, field=field)
         set_shared_fields(plan, processor, request, info)
@@ -99,7 +111,7 @@ class CohereEmbed(PoolingDialect):
             return self._processor.prompt(input_type)
         if input_type not in PROMPTS:
             known = ", ".join(sorted({*PROMPTS, *prompts}))
-            raise not_served("input_type", f"it must be {known}, or absent")
+            raise refused(f"input_type must be {known}, or absent.", "input_type", input_type)
         return next((prompts[name] for name in PROMPTS[input_type] if name in prompts), "")
 
     def reply(self, plan: PoolingPlan, pooled: PooledInputs, request_id: str) -> PoolingBody:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any
 
 import msgspec
 
@@ -10,8 +10,8 @@ from penstock.generation.pooling.request_fields import UNSUPPORTED_POOLING, Pool
 from penstock.generation.request.schemas import about
 from penstock.generation.request.unsupported import UnsupportedField, absent, other_names
 
-EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
-Truncate: TypeAlias = Literal["NONE", "START", "END"]
+EMBEDDING_TYPES = ("float", "int8", "uint8", "binary", "ubinary", "base64")
+TRUNCATE = ("NONE", "START", "END")
 
 _NO_MEDIA = "the model reads text alone, so it must be absent"
 _NOT_EMPTY = {"minItems": 1}
@@ -47,12 +47,16 @@ class CohereEmbedRequest(PoolingRequest, kw_only=True):
         ),
     ] = None
     embedding_types: Annotated[
-        list[EmbeddingType] | None,
+        list[Annotated[str, msgspec.Meta(extra_json_schema={"enum": [*EMBEDDING_TYPES]})]] | None,
         about("Forms of the vectors; default: float."),
     ] = None
     output_dimension: Annotated[int | None, about("Values of a vector, the first ones; default: all.")] = None
     truncate: Annotated[
-        Truncate | None, about("Where longer inputs are cut; NONE: they are an error; default END.")
+        str | None,
+        about(
+            "Where longer inputs are cut; NONE: they are an error; default END.",
+            extra_json_schema={"enum": [*TRUNCATE, None]},
+        ),
     ] = None
     max_tokens: Annotated[int | None, about("Maximum tokens of an input; default: the model's.")] = None
     images: Any = None

@@ -106,13 +106,21 @@ def test_both_versions() -> None:
         ({"inputs": []}, "texts", "One of"),
         ({"images": ["data:"]}, "images", "not supported"),
         ({"texts": None, "inputs": [{"content": [{"type": "image_url"}]}]}, "inputs[0].content[0]", "text"),
-        ({"input_type": "image"}, "input_type", "search_query"),
-        ({"embedding_types": ["int4"]}, "body.embedding_types.0", "int4"),
+        (
+            {"input_type": "image"},
+            "input_type",
+            "search_query, or absent. (parameter=input_type, value=image)",
+        ),
+        (
+            {"embedding_types": ["int4"]},
+            "embedding_types",
+            "uint8, binary, ubinary, base64. (parameter=embedding_types, value=int4)",
+        ),
         ({"output_dimension": 17}, "output_dimension", "1 to 16"),
         ({"output_dimension": 9, "embedding_types": ["binary"]}, "embedding_types", "multiple of 8"),
         ({"dimensions": 9}, "dimensions", "output_dimension"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
-        ({"truncate": "MIDDLE"}, "body.truncate", "MIDDLE"),
+        ({"truncate": "MIDDLE"}, "truncate", "must be NONE, START, END. (parameter=truncate, value=MIDDLE)"),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], field: str, word: str) -> None:
