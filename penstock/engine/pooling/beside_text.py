@@ -47,7 +47,7 @@ class FreeTokens:
             self._least_s += RISE * (min(seconds, MAX_RISE * self._least_s) - self._least_s)
         if seconds > ALIKE * self._least_s:
             self.tokens = max(1.0, self.tokens / 2)
-        elif more:
+        elif more and self.tokens < 2 * tokens:
             self.tokens *= GROWTH
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import Hold, StepRows
-from penstock.engine.pooling.beside_text import FIRST_TOKENS, TextAndVectors
+from penstock.engine.pooling.beside_text import FIRST_TOKENS, FreeTokens, TextAndVectors
 from penstock.engine.pooling.engine import PoolingEngine
 from penstock.engine.pooling.model import PoolingBatch
 from penstock.engine.synthetic.engine import SyntheticEngine
@@ -122,6 +122,16 @@ def test_short_requests_do_not_keep_steps_small(model_dir: Path, step_s: float) 
         bench.step()
     assert len(vectors_of(bench.steps, 201)) == 1000
     assert np.diff(bench.text_at).max() <= 2 * step_s + STEP_S, "hardly more than the least step takes"
+
+
+def test_free_tokens_stay_near_those_of_steps() -> None:
+    """However many steps take the same time."""
+    free = FreeTokens()
+    for _ in range(10_000):
+        free.observe(0.01, 500, more=True)
+    assert 500 < free.tokens < 1500
+    free.observe(0.1, 1000, more=True)
+    assert free.tokens < 750
 
 
 def test_without_text_steps_of_vectors_are_whole(model_dir: Path) -> None:
