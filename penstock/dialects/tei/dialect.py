@@ -158,6 +158,7 @@ class TeiSimilarity(TeiDialect[TeiSimilarityRequest]):
             raise refused("inputs.sentences must have at least one text.", "inputs.sentences")
         check_count(len(given.sentences), "inputs.sentences")
         plan = self._plan(PoolingTask.EMBED, options, [given.source_sentence, *given.sentences], info)
+        plan.field, plan.before = "inputs.sentences", ("inputs.source_sentence", 1)
         plan.prompt = self._processor.prompt(options.prompt_name)
         plan.normalize = True
         return plan

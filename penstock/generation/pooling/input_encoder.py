@@ -150,11 +150,12 @@ class InputEncoder:
         return _end_of(first, kept[0], left), _end_of(second, kept[1], left)
 
     def _too_long(self, plan: PoolingPlan, index: int, tokens: int | str) -> ApiError:
+        field, name = _field_and_name(plan, index)
         return ApiError(
             400,
             f"This model's maximum context length is {self._max_tokens} tokens. However, "
-            f"{_name(plan, index)} has {tokens} tokens. Please reduce its length, or ask for truncation.",
-            param=plan.field,
+            f"{name} has {tokens} tokens. Please reduce its length, or ask for truncation.",
+            param=field,
             code="context_length_exceeded",
         )
 
@@ -198,12 +199,17 @@ class InputEncoder:
         return layout
 
 
-def _name(plan: PoolingPlan, index: int) -> str:
-    return f"{plan.field}[{index}]" if len(plan.inputs) > 1 else plan.field
+def _field_and_name(plan: PoolingPlan, index: int) -> tuple[str, str]:
+    """The request's field that has an input, and what the input is called there."""
+    field, count = plan.before
+    if index >= count:
+        field, index, count = plan.field, index - count, len(plan.inputs) - count
+    return field, f"{field}[{index}]" if count > 1 else field
 
 
 def _without_tokens(plan: PoolingPlan, index: int) -> ApiError:
-    return ApiError(400, f"{_name(plan, index)} is empty: it has no token.", param=plan.field)
+    field, name = _field_and_name(plan, index)
+    return ApiError(400, f"{name} is empty: it has no token.", param=field)
 
 
 def _end_of(ids: bytes, tokens: int, left: bool) -> bytes:

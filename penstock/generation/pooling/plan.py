@@ -29,6 +29,8 @@ class PoolingPlan(msgspec.Struct, gc=False):
     """At least one until they are tokenized. All are pairs, or none is."""
     field: str = "input"
     """The request's field that has the inputs, for errors."""
+    before: tuple[str, int] = ("", 0)
+    """Another field and how many inputs it has, before those of ``field``: the queries of documents."""
     prompt: str = ""
     """Text before every input, as sentence-transformers' prompts are."""
     add_special_tokens: bool = True

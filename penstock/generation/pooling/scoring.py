@@ -59,6 +59,7 @@ def plan_scores(
         task=task,
         inputs=inputs,
         field=names[1],
+        before=(names[0], len(queries)),
         normalize=scoring.similarity == "cosine" or processor.normalizes,
         fields=scoring,
     )

@@ -95,6 +95,7 @@ def test_raw_scores() -> None:
 def test_similarity() -> None:
     inputs = {"source_sentence": "a", "sentences": ["b", "c"]}
     plan = plan_of(SIMILARITY, inputs=inputs, parameters={"prompt_name": "query", "truncate": False})
+    assert (plan.before, plan.field) == (("inputs.source_sentence", 1), "inputs.sentences")
     assert (plan.inputs, plan.normalize) == (["a", "b", "c"], True)
     assert (plan.prompt, plan.truncate) == ("Q: ", None)
     values = [[1, 0, 0, 0], [0.6, 0.8, 0, 0], [0, 1, 0, 0]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -246,6 +247,25 @@ def test_longer_inputs_are_refused(
     )
     assert (error.status, error.param) == (400, options.get("field", "input"))
     assert error.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "queries", "param", "name"),
+    [
+        (["fox", "fox", "fox " * 7], 1, "documents", "documents[1]"),
+        (["fox", "fox " * 7], 1, "documents", "documents"),
+        (["fox " * 7, "fox", "fox"], 1, "query", "query"),
+        (["fox", "fox " * 7, "fox", "fox"], 2, "query", "query[1]"),
+        (["fox", "fox", "fox", "fox " * 100_000], 2, "documents", "documents[1]"),
+    ],
+)
+def test_queries_and_documents_are_named_as_in_the_request(
+    bert: Tokenizer, inputs: list[str], queries: int, param: str, name: str
+) -> None:
+    of_both = plan(inputs, field="documents", before=("query", queries))
+    with pytest.raises(ApiError, match=f"However, {re.escape(name)} has") as caught:
+        InputEncoder(bert, 8).encode(of_both)
+    assert caught.value.param == param
 
 
 def test_inputs_without_tokens_are_refused(bert: Tokenizer) -> None:

@@ -39,6 +39,7 @@ def test_a_model_with_both_reads_pairs() -> None:
 def test_vectors_are_compared() -> None:
     plan = plan_scores(pooling_processor(), ["q"], ["a", "b", "c"], api="score")
     assert (plan.task, list(plan.inputs), plan.normalize) == (EMBED, ["q", "a", "b", "c"], True)
+    assert (plan.before, plan.field) == (("queries", 1), "documents")  # whose inputs errors name
     pooled = pooled_of([[0.6, 0.8], [1, 0], [0, 1], [-0.6, -0.8]])
     scores = scores_of(plan, pooled)
     assert scores.dtype == np.float32
