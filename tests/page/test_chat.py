@@ -433,6 +433,15 @@ def test_a_model_without_a_chat_template_continues_the_text(visit: Visit, server
     assert any(path.endswith("/v1/completions") for path in visit.asked)
 
 
+def test_a_model_of_vectors_offers_no_chat(visit: Visit, server: Server) -> None:
+    [model] = server.get("/v1/models", **BEARER).json()["data"]
+    visit.answer("/v1/models", {"object": "list", "data": [model | {"tasks": ["embed", "token_embed"]}]})
+    visit.wait_for("#chat-note", "makes vectors, scores or labels and no text")
+    assert visit.find("#send").is_disabled()
+    assert visit.find("#prompt").is_disabled()
+    assert visit.find(".greeting").inner_text() == ""
+
+
 def test_markdown_is_shown_as_elements(visit: Visit) -> None:
     code = "```python\nprint(1 < 2)\n```"
     text = f"## Steps\n1. open `main.py`\n2. **run** it\n\n{code}\n\n    x = 2 * 3 * 4\n\nf(*a), *b"

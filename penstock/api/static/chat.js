@@ -17,6 +17,8 @@ const SAVE_MS = 500;
 const PAINT_PAUSES = 4;
 const NO_TEMPLATE =
   "This model has no chat template: it continues your text (/v1/completions) and knows no roles. Break lines as the text needs it.";
+const NO_TEXT =
+  "This model makes vectors, scores or labels and no text: there is no chat with it. API shows how to ask for them, /v1/embeddings for instance.";
 const NOT_KEPT = "The browser's storage has no room for this conversation, or is switched off: it ends with this tab. Export it to keep it.";
 const NO_ROOM = "The browser's storage for conversations was full: the oldest were dropped";
 
@@ -29,6 +31,8 @@ let running = null;
 let history = null;
 /** The models and adapters of the latest list, null: none was read. */
 let models = null;
+/** Whether the model makes text. */
+let makesText = true;
 /** Whether the page is going away: the browser then breaks its requests off, which is no fault of theirs. */
 let leaving = false;
 /** Whether the log follows the reply: until its reader scrolls up. */
@@ -80,17 +84,26 @@ export function startChat() {
 /** After a reading: the models, if others are served, and whether the model can chat. */
 async function refresh() {
   const { status, state } = fleet;
-  notify(byId("chat-note"), status?.chat === false ? NO_TEMPLATE : "");
+  showNote();
   if (status) offerThinking(status.thinking ?? []);
   if (!status || state === "key") return;
   const served = JSON.stringify([status.models, status.adapters.map((adapter) => adapter.name)]);
   if (models === served) return;
   models = served;
   try {
-    await listModels();
+    makesText = await listModels();
   } catch {
     models = null; // the next reading tries again
+    return;
   }
+  prompt.disabled = byId("send").disabled = !makesText;
+  showNote();
+  if (!conversation.messages.length) showAll(); // the greeting
+}
+
+function showNote() {
+  const template = fleet.status?.chat === false ? NO_TEMPLATE : "";
+  notify(byId("chat-note"), makesText ? template : NO_TEXT);
 }
 
 function submit() {
@@ -279,7 +292,7 @@ function viewOf(message) {
   return views.get(message);
 }
 
-const greeting = () => make("p", { class: "greeting", text: "Ask the model something." });
+const greeting = () => make("p", { class: "greeting", text: makesText ? "Ask the model something." : "" });
 
 /** What can be done about the last message. */
 function further(last) {

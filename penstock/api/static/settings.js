@@ -25,13 +25,15 @@ export function startSettings() {
   }
 }
 
-/** Fills the list of models, adapters included. Throws ServerError. */
+/** Fills the list of models, adapters included. Returns whether any of them makes text. Throws ServerError. */
 export async function listModels() {
-  const names = (await getJson("/v1/models")).data.map((model) => model.id);
+  const models = (await getJson("/v1/models")).data;
+  const names = models.map((model) => model.id);
   const select = form.elements.model;
   const wanted = select.value || load("settings", {}).model;
   select.replaceChildren(...names.map((name) => make("option", { value: name, text: name })));
   if (names.includes(wanted)) select.value = wanted;
+  return models.some((model) => model.tasks?.includes("generate") ?? true);
 }
 
 export const system = () => form.elements.system.value;
