@@ -436,6 +436,7 @@ def test_a_model_without_a_chat_template_continues_the_text(visit: Visit, server
 def test_a_model_of_vectors_offers_no_chat(visit: Visit, server: Server) -> None:
     [model] = server.get("/v1/models", **BEARER).json()["data"]
     visit.answer("/v1/models", {"object": "list", "data": [model | {"tasks": ["embed", "token_embed"]}]})
+    visit.page.reload()  # it may have read the list before
     visit.wait_for("#chat-note", "makes vectors, scores or labels and no text")
     assert visit.find("#send").is_disabled()
     assert visit.find("#prompt").is_disabled()
