@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.wire.arrays import F32
+from tests.integration.clients import address_of
 from tests.integration.server import Server, wait_until
 
 WIDTH = 64
@@ -28,38 +30,36 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-async def embed(client: httpx.AsyncClient, texts: list[str], **fields: Any) -> tuple[F32, dict[str, Any]]:
-    body = {"input": texts, "encoding_format": "base64", **fields}
-    reply = await client.post("/v1/embeddings", json=body)
-    assert reply.status_code == 200, reply.text
-    made = reply.json()
-    assert [entry["index"] for entry in made["data"]] == list(range(len(texts)))
-    rows = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in made["data"]]
-    return np.stack(rows), made["usage"]
+async def embed(url: str, texts: list[str]) -> tuple[F32, dict[str, Any]]:
+    """The vectors of a request of its own connection, and its usage."""
+    body = json.dumps({"input": texts, "encoding_format": "base64"}).encode()
+    reader, writer = await asyncio.open_connection(*address_of(url), limit=1 << 24)
+    head = b"POST /v1/embeddings HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    writer.write(head % len(body) + body)
+    head, _, made = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert b" 200 " in head, head + made
+    reply = json.loads(made)
+    assert [entry["index"] for entry in reply["data"]] == list(range(len(texts)))
+    rows = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in reply["data"]]
+    return np.stack(rows), reply["usage"]
 
 
 def texts_of(number: int) -> list[str]:
     return [f"text {number} of {part} " * (1 + number % 5) for part in range(1 + number % 4)]
 
 
-async def all_of(server: Server, count: int, kill: bool) -> list[F32]:
+async def all_of(server: Server, count: int, *, kill: bool) -> list[F32]:
     """The vectors of so many concurrent requests."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
-        engine = server.children("engine")[0]
-        if kill:
-            engine.suspend()  # so that it has requests when it dies
-
-        async def one(number: int) -> F32:
-            made, _ = await embed(client, texts_of(number))
-            return made
-
-        tasks = [asyncio.ensure_future(one(number)) for number in range(count)]
-        if kill:
-            waiting = partial(server.metric, "penstock:streams")
-            await asyncio.to_thread(wait_until, lambda: waiting() > 20, 60, "requests at the engines")
-            engine.kill()
-        return await asyncio.gather(*tasks)
+    engine = server.children("engine")[0]
+    if kill:
+        engine.suspend()  # so that it has requests when it dies
+    tasks = [asyncio.ensure_future(embed(server.url, texts_of(number))) for number in range(count)]
+    if kill:
+        waiting = partial(server.metric, "penstock:streams")
+        await asyncio.to_thread(wait_until, lambda: waiting() > 20, 60, "requests at the engines")
+        engine.kill()
+    return [made for made, _ in await asyncio.gather(*tasks)]
 
 
 def test_no_request_fails_when_an_engine_is_killed(vectors: Server) -> None:
@@ -76,10 +76,8 @@ def test_a_large_request_has_the_vectors_of_its_inputs_in_their_order(vectors: S
     texts = [f"input number {number} " * (1 + number % 7) for number in range(600)]
 
     async def both() -> tuple[tuple[F32, dict[str, Any]], F32]:
-        async with httpx.AsyncClient(base_url=vectors.url, timeout=120) as client:
-            whole = await embed(client, texts)
-            few = [(await embed(client, [text]))[0] for text in texts[::97]]
-            return whole, np.concatenate(few)
+        few = [(await embed(vectors.url, [text]))[0] for text in texts[::97]]
+        return await embed(vectors.url, texts), np.concatenate(few)
 
     (whole, usage), few = asyncio.run(both())
     assert whole.shape == (600, WIDTH)
