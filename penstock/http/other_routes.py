@@ -39,13 +39,14 @@ OTHER_ROUTES: Mapping[str, str] = {
     "/resume_memory_occupation": "POST /wake_up",
     "/model_info": "GET /v1/models",
     "/get_model_info": "GET /v1/models",
+    "/info": "GET /v1/models",
     "/server_info": "GET /status",
     "/get_server_info": "GET /status",
     "/get_world_size": "GET /status, which has the engines",
     "/get_load": "GET /load",
     "/health_generate": "GET /ready",
 }
-"""What SGLang, vLLM and TRL call the routes with which a server is controlled, and what does it here.
+"""What SGLang, vLLM, TEI and TRL call the routes that control or describe a server, and what does it here.
 
 These are no other names of the routes here: their bodies and replies differ, and so does what they do to
 requests. SGLang, for instance, holds new requests while it is paused.
@@ -54,7 +55,7 @@ requests. SGLang, for instance, holds new requests while it is paused.
 _OPENAI = "OpenAI"
 _APIS = {"/v1/messages": "Anthropic", "/v1beta/": "Gemini", "/api/": "Ollama", "/v1/": _OPENAI}
 """Whose the routes are that begin so; the first that fits counts."""
-_NAMES = ", ".join(sorted(_APIS.values()))
+_NAMES = ", ".join(sorted({*_APIS.values(), "Cohere", "TEI"}))
 _MAX_PATH = 200
 """Characters of a path that are read and shown."""
 _MAX_ROUTES = 6

@@ -23,6 +23,13 @@ def told(path: str, client: str = "") -> str:
     return error.message.removeprefix(f"No route {path}. ")
 
 
+def test_who_asks_for_teis_description_is_told() -> None:
+    assert (
+        unknown_route("/info", ("/health",), lambda route: True).message
+        == "No route /info. Here it is GET /v1/models."
+    )
+
+
 @pytest.mark.parametrize("path", OTHER_ROUTES)
 def test_each_names_a_route_that_there_is(path: str) -> None:
     routes = openapi_document("1")["paths"]
@@ -93,7 +100,7 @@ def test_the_route_that_was_meant_is_named(path: str, meant: str) -> None:
     ],
 )
 def test_others_learn_what_is_served_of_their_api(path: str, client: str, api: str, first: str) -> None:
-    start = f"This server has the APIs of Anthropic, Gemini, Ollama, OpenAI; of {api}'s it has "
+    start = f"This server has the APIs of Anthropic, Cohere, Gemini, Ollama, OpenAI, TEI; of {api}'s it has "
     told_there = told(path, client)
     assert told_there.startswith(start + first)
     assert told_there.endswith("; GET /openapi.json lists all routes.")
