@@ -263,7 +263,7 @@ class PoolingEngine:
         for half in halves:
             if half[0].of.key in self._running:  # its first inputs may have ended it
                 rows.append(self._compute(half))
-        return concat_rows(rows)
+        return concat_rows(rows) if len(parts) > 1 else _one_row(rows)
 
     def _fail(self, stream: _Stream, message: str) -> StepRows:
         del self._running[stream.key]
@@ -312,6 +312,18 @@ class PoolingEngine:
         if method == "reset_prefix_cache":
             return None  # there is none
         raise ValueError(f"an engine of vectors has no operation {method!r}")
+
+
+def _one_row(parts: Sequence[StepRows]) -> StepRows:
+    """The rows of one stream as one: a step has at most one of each."""
+    rows = concat_rows(parts)
+    if len(rows.stream) > 1:
+        assert rows.vectors is not None
+        rows.server, rows.stream, rows.position = rows.server[:1], rows.stream[:1], rows.position[:1]
+        rows.count = np.array([len(rows.tokens)], np.int32)
+        rows.finish = None if rows.finish is None else rows.finish[-1:]
+        rows.vectors = Vectors(rows.vectors.width[:1], rows.vectors.values)
+    return rows
 
 
 def _batch(parts: list[_Part]) -> PoolingBatch:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from penstock.engine.base import Hold, RequestRejected
+from penstock.engine.pooling.model import PoolingBatch
+from penstock.wire.arrays import F32
 from penstock.wire.frames import FinishReason
 from penstock.wire.pooling import PoolingTask
 from penstock.wire.submits import without_inputs
@@ -54,6 +58,31 @@ def test_an_input_that_fails_ends_its_stream_alone() -> None:
     assert "this token is bad" in failure.message
     assert len(vectors_of(steps, 1)) == len(vectors_of(steps, 3)) == 4
     assert len(vectors_of(steps, 2)) == 1, "the one before it was delivered"
+
+
+@pytest.mark.parametrize("task", [PoolingTask.EMBED, PoolingTask.TOKEN_EMBED])
+def test_a_batch_that_fails_by_its_size_is_computed_in_parts(task: PoolingTask) -> None:
+    """As of a device without the memory for all; a stream has one row in a step, or its server refuses it."""
+
+    class SmallModel(PickyModel):
+        def compute(self, batch: PoolingBatch) -> Sequence[F32]:
+            if len(batch.lengths) > 1:
+                raise MemoryError
+            return super().compute(batch)
+
+    requests = [pooling_submit(1, [3, 4, 5, 6, 7], task), pooling_submit(2, [10] * 4, task, first_id=101)]
+    whole, engine = make_engine(), make_engine(SmallModel(bad=125))
+    for request in requests:
+        whole.submit(0, request)
+        engine.submit(0, request)
+    expected, steps = run(whole), run(engine)
+    for rows in steps:
+        assert len(set(rows.stream.tolist())) == len(rows.stream)
+    assert vectors_of(steps, 1).tobytes() == vectors_of(expected, 1).tobytes()
+    [failure] = [each for rows in steps for each in rows.failed]
+    assert (failure.stream, failure.position) == (2, 2)
+    assert len(vectors_of(steps, 2)) == (20 if task is PoolingTask.TOKEN_EMBED else 2)
+    assert not engine.has_work()
 
 
 def test_a_resumed_stream_goes_on_with_the_inputs_that_are_left() -> None:
