@@ -19,9 +19,15 @@ from penstock.generation.pooling.plan import PooledInputs, PoolingPlan
 from penstock.generation.pooling.processor import PoolingProcessor
 from penstock.generation.pooling.request_fields import plan_texts, set_shared_fields
 from penstock.generation.pooling.scoring import plan_scores, scores_of
-from penstock.generation.pooling.vector_text import float_items, json_pieces, number_texts
+from penstock.generation.pooling.vector_text import (
+    OCTETS,
+    check_listed,
+    float_items,
+    json_pieces,
+    number_texts,
+)
 from penstock.http.errors import encode_json, refused
-from penstock.wire.pooling import TASK_NAMES, PoolingTask
+from penstock.wire.pooling import PER_TOKEN, TASK_NAMES, PoolingTask
 
 _TASKS = {name: task for task, name in TASK_NAMES.items()}
 _OF_VECTORS = (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
@@ -50,6 +56,8 @@ class Pooling(PoolingDialect):
             raise refused(f"`dimensions` must be absent with {TASK_NAMES[task]}.", "dimensions")
         encoding = Encoding.of_request(request, info.accept)
         plan = plan_texts(processor, request, info, api="pooling", task=task)
+        if encoding.kind == OCTETS and task in PER_TOKEN:
+            check_listed(len(plan.inputs))
         plan.dimensions = processor.check_dimensions(request.dimensions)
         plan.fields = encoding
         return plan

@@ -189,6 +189,17 @@ def asked_for(accept: Headers) -> bytes:
     return next(kinds, JSON)
 
 
+def check_listed(inputs: int) -> None:
+    """Raises ApiError if an octet stream with a vector per token cannot say which rows are whose."""
+    if inputs > MAX_LISTED_INPUTS:
+        raise ApiError(
+            400,
+            f"{OCTETS.decode()} with a vector per token is for at most {MAX_LISTED_INPUTS} inputs, not "
+            f"{inputs}: ask for {SAFETENSORS.decode()}.",
+            param="accept",
+        )
+
+
 def octet_stream(
     pooled: PooledInputs, model: str, request_id: str, *, dtype: str = "float32", big_endian: bool = False
 ) -> PoolingBody:
@@ -196,13 +207,8 @@ def octet_stream(
     these are at most MAX_LISTED_INPUTS, and the matrix's ``shape`` and numbers. Raises ApiError if it does
     not say which rows are whose."""
     listed = len(pooled) <= MAX_LISTED_INPUTS
-    if pooled.per_token and not listed:
-        raise ApiError(
-            400,
-            f"{OCTETS.decode()} with a vector per token is for at most {MAX_LISTED_INPUTS} inputs, not "
-            f"{len(pooled)}: ask for {SAFETENSORS.decode()}.",
-            param="accept",
-        )
+    if pooled.per_token:
+        check_listed(len(pooled))
     values, convert = np.ascontiguousarray(pooled.values, np.float32), _as_bytes_of(dtype, big_endian)
     flat, step = values.reshape(-1), PIECE_BYTES // 4
     form = {"embed_dtype": dtype, "endianness": "big" if big_endian else "little"}

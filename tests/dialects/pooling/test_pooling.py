@@ -106,6 +106,15 @@ def test_the_bytes_themselves() -> None:
     assert (asked.kind, whole(asked)) == (OCTETS, expected)
 
 
+def test_bytes_without_places_are_refused_before_they_are_computed() -> None:
+    asked = {"input": ["a"] * 65, "task": "token_embed", "encoding_format": "bytes_only"}
+    error = refusal(pooling(), **asked)
+    assert (error.status, error.param) == (400, "accept")
+    assert "at most 64 inputs, not 65: ask for application/vnd.safetensors" in error.message
+    plan_of(pooling(), **asked | {"input": ["a"] * 64})
+    plan_of(pooling(), **asked | {"task": "embed"})
+
+
 def test_a_file_of_tensors() -> None:
     accept = RequestInfo(accept=[(b"accept", b"application/vnd.safetensors")])
     made = pooling().reply(pooling().plan(b'{"input":"a"}', accept), pooled_of([[0.5, -1.0]]), "r")
