@@ -170,7 +170,7 @@ class EngineOptions:
         Annotated[int, Meta(ge=1)] | None,
         option(
             "CPU threads of the torch engine. Default: one less than the CPU cores that it may use, but at "
-            "least 1; on a GPU 1, once the weights are loaded.",
+            "least 1; for vectors alone as many; on a GPU 1, once the weights are loaded.",
             "Engine",
         ),
     ] = None

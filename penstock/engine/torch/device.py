@@ -54,9 +54,9 @@ def place_rank(config: ServeConfig, rank: int) -> DevicePlace:
     return DevicePlace(torch.device("cuda", index), len(ranks[index::devices]))
 
 
-def step_threads(config: ServeConfig, device: torch.device) -> int:
-    """CPU threads of a step. A GPU's steps copy small arrays on the host: more than one thread would wait,
-    spinning, on cores that API servers need."""
+def step_threads(config: ServeConfig, device: torch.device, spared: int = 1) -> int:
+    """CPU threads of a step, on all cores but ``spared`` ones, for API servers. A GPU's steps copy small
+    arrays on the host: more than one thread would wait, spinning, on cores that API servers need."""
     if config.threads:
         return config.threads
-    return 1 if device.type == "cuda" else max(1, len(os.sched_getaffinity(0)) - 1)
+    return 1 if device.type == "cuda" else max(1, len(os.sched_getaffinity(0)) - spared)

@@ -116,6 +116,7 @@ def test_a_gpu_leaves_the_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
     assert (step_threads(ServeConfig(), cpu), step_threads(ServeConfig(), cuda)) == (15, 1)
+    assert step_threads(ServeConfig(), cpu, spared=0) == 16
     assert step_threads(ServeConfig(threads=4), cuda) == 4
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3})
     assert step_threads(ServeConfig(), cpu) == 1

