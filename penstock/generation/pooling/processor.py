@@ -79,10 +79,10 @@ class PoolingProcessor:
             if task in offered:
                 return task
         wanted = " or ".join(TASK_NAMES[task] for task in tasks)
-        has = ("generate",) if self.info is None else self.info.names
+        has = ", ".join(self.info.names) if self.info is not None else "generate (see --runner)"
         raise ApiError(
             400,
-            f"This route needs a model for {wanted}; {self.model!r} is one for {', '.join(has)}.",
+            f"This route needs a model for {wanted}; {self.model!r} is one for {has}.",
             param="model",
             code="task_not_supported",
         )
