@@ -198,6 +198,8 @@ class PoolingEngine:
             if parts:
                 self.computed_tokens += sum(part.tokens.stop - part.tokens.start for part in parts)
                 rows.append(self._compute(parts))
+                if rows[-1].failed and rows[-1].vectors is None:
+                    self._check_model()
         return concat_rows(rows)
 
     def dummy_step(self) -> None:
@@ -264,6 +266,13 @@ class PoolingEngine:
             if half[0].of.key in self._running:  # its first inputs may have ended it
                 rows.append(self._compute(half))
         return concat_rows(rows) if len(parts) > 1 else _one_row(rows)
+
+    def _check_model(self) -> None:
+        """Raises what the model raises for an input of one token: it then computes nothing, so that no
+        stream is the cause, and the engine is to be started again."""
+        one = np.ones(1, np.int32)
+        params = PoolingParams(task=self._model.info.tasks[0], lengths=one.tobytes())
+        self._model.compute(PoolingBatch(one, one, np.zeros(1, np.int32), [PoolingGroup(params, 1)]))
 
     def _fail(self, stream: _Stream, message: str) -> StepRows:
         del self._running[stream.key]

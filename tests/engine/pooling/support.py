@@ -47,10 +47,13 @@ class PickyModel(SyntheticPooling):
     def __init__(self, bad: int = -1) -> None:
         super().__init__(WIDTH, 2)
         self.bad = bad
+        self.broken = False
         self.batches: list[list[int]] = []
 
     def compute(self, batch: PoolingBatch) -> Sequence[F32]:
         self.batches.append(batch.lengths.tolist())
+        if self.broken:
+            raise ValueError("it is broken")
         if (batch.ids == self.bad).any():
             raise ValueError("this token is bad")
         return super().compute(batch)

@@ -85,6 +85,19 @@ def test_a_batch_that_fails_by_its_size_is_computed_in_parts(task: PoolingTask) 
     assert not engine.has_work()
 
 
+def test_an_engine_whose_model_computes_nothing_ends() -> None:
+    """Otherwise it would fail every request from then on."""
+    model = PickyModel(bad=120)
+    engine = make_engine(model)
+    engine.submit(0, pooling_submit(1, [10], first_id=111))
+    assert [failure.stream for failure in engine.step().failed] == [1], "the request is the cause"
+    engine.submit(0, pooling_submit(2, [10, 10]))
+    engine.submit(0, pooling_submit(3, [10], first_id=1))
+    model.broken = True
+    with pytest.raises(ValueError, match="it is broken"):
+        engine.step()
+
+
 def test_a_resumed_stream_goes_on_with_the_inputs_that_are_left() -> None:
     request = pooling_submit(1, [3, 4, 5, 6])
     whole = make_engine()
