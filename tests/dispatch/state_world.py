@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -572,7 +573,11 @@ class World:
     def flow(self) -> None:
         """Deliver all there is until nothing comes any more."""
         for _ in range(60):
-            if self.quiet:
+            reading = [engine.weights_state for engine in self.engines if engine.weights_state.is_reading]
+            for state in reading:  # a thread opens their files
+                while state.is_reading:
+                    time.sleep(0.0005)
+            if self.quiet and not reading:
                 return
             for server, rank in self.links:
                 self.connect(server, rank)

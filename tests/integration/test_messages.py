@@ -70,10 +70,10 @@ def test_errors_of_other_apis_keep_their_shape(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "headers", "status"),
     [
-        ("/api/embed", {}, None),
-        ("/v1beta/models/m:embedContent", {}, "NOT_FOUND"),
+        ("/api/pull", {}, None),
+        ("/v1beta/models/m:predict", {}, "NOT_FOUND"),
         ("/v1beta/cachedContents", {"x-goog-api-key": "k"}, "NOT_FOUND"),
-        ("/v1/models/m:batchEmbedContents", {"x-goog-api-key": "k"}, "NOT_FOUND"),
+        ("/v1/models/m:predictLongRunning", {"x-goog-api-key": "k"}, "NOT_FOUND"),
     ],
 )
 def test_clients_of_other_apis_read_errors_of_routes_that_are_not_served(

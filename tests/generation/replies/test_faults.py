@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import StepRows
 from penstock.engine.loop.publisher import Publisher
-from penstock.engine.synthetic.engine import InjectedFault, SyntheticEngine
+from penstock.engine.synthetic.engine import SyntheticEngine
+from penstock.engine.synthetic.faults import InjectedFault
 from penstock.generation.replies.reply import TextTables
 from penstock.streaming.stream import StreamError
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
