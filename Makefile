@@ -10,7 +10,7 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 # Files of tests that run side by side: on two processors three, as tests wait a third of their time. With more,
 # tests of time limits fail.
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 3
 # Processes of tests on one GPU: they wait for the compilation of kernels more than for the GPU, whose memory each
 # takes 1 GB of.
 GPU_PROCESSES ?= 8

@@ -198,9 +198,18 @@ def test_an_engine_that_starts_again_serves_with_the_desired_weights_only(
         asking = [pool.submit(ask, client) for client in clients]
         try:
             for rank in range(ENGINES):
-                engine_process(fleet, rank).kill()
+                killed = engine_process(fleet, rank)
+                killed.kill()
                 with httpx.Client(base_url=fleet.url, timeout=WAIT_S) as client:
-                    wait_until(lambda: None in versions_of(client), WAIT_S, "its end")
+                    # it may be back before anybody sees that it is away
+                    wait_until(
+                        lambda: (
+                            killed.pid not in {each.pid for each in fleet.children("engine")}
+                            and len(fleet.children("engine")) == ENGINES
+                        ),
+                        WAIT_S,
+                        "its successor",
+                    )
                     wait_until(lambda: versions_of(client) == ["w0"] * ENGINES, WAIT_S, "its return")
         finally:
             over.set()

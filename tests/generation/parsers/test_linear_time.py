@@ -106,7 +106,7 @@ def units(section: Section) -> list[tuple[str, str]]:
     return found
 
 
-SIZE = 12_000
+SIZE = 6_000
 
 
 @pytest.mark.parametrize("width", ["characters", pytest.param("pieces", marks=pytest.mark.slow), "whole"])
