@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,12 @@ def test_streams_may_end_with_the_weights_that_they_began_with(
     assert marks_of(served(clients[0], **TOLD)) == {f"{mode}-1": {21}}
 
 
+def is_replaced(fleet: Server, pid: int) -> bool:
+    """Whether all engines run, and none of them is that process."""
+    running = {each.pid for each in fleet.children("engine")}
+    return pid not in running and len(running) == ENGINES
+
+
 def test_an_engine_that_starts_again_serves_with_the_desired_weights_only(
     fleet: Server, clients: Clients, files: WeightFiles
 ) -> None:
@@ -202,14 +209,7 @@ def test_an_engine_that_starts_again_serves_with_the_desired_weights_only(
                 killed.kill()
                 with httpx.Client(base_url=fleet.url, timeout=WAIT_S) as client:
                     # it may be back before anybody sees that it is away
-                    wait_until(
-                        lambda: (
-                            killed.pid not in {each.pid for each in fleet.children("engine")}
-                            and len(fleet.children("engine")) == ENGINES
-                        ),
-                        WAIT_S,
-                        "its successor",
-                    )
+                    wait_until(partial(is_replaced, fleet, killed.pid), WAIT_S, "its successor")
                     wait_until(lambda: versions_of(client) == ["w0"] * ENGINES, WAIT_S, "its return")
         finally:
             over.set()
