@@ -24,6 +24,7 @@ RANK = {
     "wire": 1,
     "telemetry": 1,
     "adapters": 2,
+    "media": 2,
     "metrics": 2,
     "http": 2,
     "streaming": 3,

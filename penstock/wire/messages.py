@@ -11,6 +11,7 @@ Disconnect          API server  engine      none
 RpcCall             API server  engine      RpcReply
 EngineMetricsQuery  API server  engine      EngineMetrics
 ApplyStates         API server  engine      StatesObserved, again when the engine has observed more
+Pages               API server  engine      none
 Welcome             engine      API server  none
 FrameHeader         engine      API server  none; columns follow, see :mod:`penstock.wire.frames`
 StreamFailed        engine      API server  none
@@ -18,6 +19,7 @@ RpcReply            engine      API server  none
 RoutedExperts       engine      API server  none; the stream's last row follows
 EngineMetrics       engine      API server  none
 StatesObserved      engine      API server  none
+PagesWanted         engine      API server  Pages, until they are complete
 Started             engine      API server  none
 Admitted            engine      API server  none; the stream's first row follows
 Draining            engine      API server  none
@@ -37,9 +39,10 @@ from typing import Annotated, Any, TypeAlias, TypeGuard, TypeVar
 import msgspec
 from msgspec import Meta
 
+from penstock.wire.media.items import Media, MediaInfo, Pages, PagesWanted, media_fault
 from penstock.wire.pooling import PoolingInfo, PoolingParams, columns_fault
 
-ENGINE_PROTOCOL_VERSION = 8
+ENGINE_PROTOCOL_VERSION = 9
 
 Handle: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 """An API server's number for one stream, repeated in every row; int32 on the wire."""
@@ -188,7 +191,6 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 # -- API server → engine
 
-
 Build: TypeAlias = Annotated[str, Meta(max_length=128)]
 
 
@@ -282,6 +284,8 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     """What is made of inputs, whose token ids follow each other in ``prompt``; ``sampling.max_tokens`` is the
     number of the stream's inputs, of which ``resumed`` have been answered and are not in the prompt. None:
     the prompt is continued."""
+    media: Media = ()
+    """The pictures in the prompt."""
 
     @property
     def adapter_key(self) -> AdapterKey | None:
@@ -423,6 +427,8 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     """None: it runs no adapters."""
     pooling: PoolingInfo | None = None
     """None: it makes text alone."""
+    media: MediaInfo | None = None
+    """None: it takes no pictures."""
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=16):
@@ -533,7 +539,9 @@ class StatesObserved(msgspec.Struct, array_like=True, frozen=True, tag=24):
     states: list[ObservedState]
 
 
-FromServer: TypeAlias = Hello | Submit | Abort | Disconnect | RpcCall | EngineMetricsQuery | ApplyStates
+FromServer: TypeAlias = (
+    Hello | Submit | Abort | Disconnect | RpcCall | EngineMetricsQuery | ApplyStates | Pages
+)
 
 
 class RoutedExperts(msgspec.Struct, array_like=True, frozen=True, tag=25, gc=False):
@@ -551,18 +559,8 @@ class RoutedExperts(msgspec.Struct, array_like=True, frozen=True, tag=25, gc=Fal
 
 
 FromEngine: TypeAlias = (
-    Welcome
-    | FrameHeader
-    | StreamFailed
-    | Started
-    | Admitted
-    | RpcReply
-    | GoAway
-    | EngineMetrics
-    | Draining
-    | StatesObserved
-    | RoutedExperts
-)
+    Welcome | FrameHeader | StreamFailed | Started | Admitted | RpcReply | GoAway | EngineMetrics | Draining
+) | (StatesObserved | RoutedExperts | PagesWanted)
 
 encode = msgspec.msgpack.Encoder().encode
 _from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
@@ -590,6 +588,7 @@ _MAX_BYTES: dict[type[msgspec.Struct], int] = {
     RpcCall: MAX_CALL_BYTES,
     EngineMetricsQuery: 1 << 12,
     ApplyStates: MAX_CALL_BYTES,
+    Pages: 2 << 20,
 }
 """Length of an API server's message; a request's body has at most 64 MiB (``--max-request-bytes``)."""
 _OF_SERVER = {kind.__struct_config__.tag: kind for kind in _MAX_BYTES}
@@ -616,21 +615,24 @@ def decode_from_server(part: bytes | memoryview) -> FromServer:
 
 
 def _check_prompts(submit: Submit) -> None:
-    if submit.pooling is not None:
+    if submit.pooling is None:
+        reason = _prompt_fault(submit)
+    else:
         reason = columns_fault(submit.pooling, submit.prompt, submit.sampling.max_tokens - submit.resumed)
-        if reason or submit.choices:
-            raise InvalidSubmit(reason or "choices of inputs", [(submit.stream, submit.resumed)])
-        return
+        reason = reason or "choices of inputs" * bool(submit.choices)
+    if reason:
+        others = [(choice.stream, len(choice.output) // 4) for choice in submit.choices]
+        raise InvalidSubmit(reason, [(submit.stream, submit.resumed), *others])
+
+
+def _prompt_fault(submit: Submit) -> str:
     for prompt in (submit.prompt, *(choice.prompt for choice in submit.choices)):
         if prompt is not None and (not prompt or len(prompt) % 4):
-            reason = f"prompt has {len(prompt)} bytes, not a positive multiple of 4"
-            break
-    else:
-        if all(len(choice.output) % 4 == 0 for choice in submit.choices):
-            return
-        reason = "output is not a multiple of 4 bytes"
-    others = [(choice.stream, len(choice.output) // 4) for choice in submit.choices]
-    raise InvalidSubmit(reason, [(submit.stream, submit.resumed), *others])
+            return f"prompt has {len(prompt)} bytes, not a positive multiple of 4"
+    if any(len(choice.output) % 4 for choice in submit.choices):
+        return "output is not a multiple of 4 bytes"
+    before = 0 if submit.prefix is None else submit.prefix.tokens
+    return media_fault(submit.media, before + len(submit.prompt) // 4) if submit.media else ""
 
 
 def _kind(part: bytes | memoryview) -> type[msgspec.Struct] | None:
@@ -673,9 +675,7 @@ def _streams_of(raw: list[Any]) -> list[tuple[int, int]] | None:
     resumed = raw[7] if len(raw) > 7 else 0
     streams = [(raw[1], resumed if _is_count(resumed) else 0)]
     choices = raw[11] if len(raw) > 11 else []
-    if not isinstance(choices, list):
-        return streams
-    for choice in choices:
+    for choice in choices if isinstance(choices, list) else ():
         if not isinstance(choice, list) or not choice or not _is_count(choice[0]):
             return None
         output = choice[5] if len(choice) > 5 else b""
@@ -684,7 +684,7 @@ def _streams_of(raw: list[Any]) -> list[tuple[int, int]] | None:
 
 
 def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+    return type(value) is int and 0 <= value < 1 << 31
 
 
 def decode_from_engine(part: bytes | memoryview) -> FromEngine:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.wire.media.items import MediaInfo, MediaItem, Pages, PagesWanted
 from penstock.wire.messages import (
     Abort,
     Admitted,
@@ -82,13 +83,14 @@ EVERYTHING_HEX = (
 )
 
 POOLING = PoolingParams(PoolingTask.CLASSIFY, b"\2\0\0\0", 9, False, False, b"\1\0\0\0", 5)
+KEY = b"k" * 16
 POOLING_HEX = "9702c4040200000009c2c2c4040100000005"
 
 FROM_SERVER: list[tuple[FromServer, str]] = [
     (Hello(1, 2, 3, 4, 5, "6"), "97010102030405a136"),
     (
         Submit(5, PROMPT, GREEDY),
-        "dc00140205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a090c000c0c0",
+        "dc00150205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a090c000c0c090",
     ),
     (
         Submit(
@@ -107,30 +109,38 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
             ids=("x", "cmpl-x"),
             hints=CacheHints(300, "s", b"{}"),
         ),
-        "dc00140205c40801000000ff7f0000"
+        "dc00150205c40801000000ff7f0000"
         + EVERYTHING_HEX
-        + "0affa17302ccfaa161c4027b7d90c3a0a16492a178a6636d706c2d78c00093cd012ca173c4027b7dc0",
+        + "0affa17302ccfaa161c4027b7d90c3a0a16492a178a6636d706c2d78c00093cd012ca173c4027b7dc090",
     ),
     (
         Submit(
             5, PROMPT, GREEDY, choices=(SubmitChoice(6, 8, 15), SubmitChoice(7, 9, 14, 2, PROMPT, PROMPT))
         ),
-        "dc00140205c40801000000ff7f0000"
+        "dc00150205c40801000000ff7f0000"
         + GREEDY_HEX
         + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000"
-        "c2a0a090c000c0c0".replace(" ", ""),
+        "c2a0a090c000c0c090".replace(" ", ""),
     ),
     (
         Submit(5, PROMPT, GREEDY, prefix=KeptPrefix(3, 1000, True), keep=4),
-        "dc00140205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a0909303cd03e8c304c0c0",
+        "dc00150205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a0909303cd03e8c304c0c090",
     ),
     (
         Submit(5, PROMPT, msgspec.structs.replace(GREEDY, max_tokens=1), pooling=POOLING),
-        "dc00140205c40801000000ff7f0000"
+        "dc00150205c40801000000ff7f0000"
         + GREEDY_HEX.replace("dc00161007", "dc00160107")
         + "0100c00000c0c090c2a0a090c000c0"
-        + POOLING_HEX,
+        + POOLING_HEX
+        + "90",
     ),
+    (
+        Submit(5, PROMPT, GREEDY, media=(MediaItem(KEY, 0, 2, 9, (1, 2)),)),
+        "dc00150205c40801000000ff7f0000"
+        + GREEDY_HEX
+        + "0100c00000c0c090c2a0a090c000c0c09195c4106b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b000209920102",
+    ),
+    (Pages(KEY, 5, b"p", b"d"), "9508c4106b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b05c40170c40164"),
     (Abort([1, 70000]), "93039201ce00011170c2"),
     (Abort([1], stopped=True), "93039101c3"),
     (Disconnect(), "9104"),
@@ -156,13 +166,14 @@ INFO = EngineInfo(
     {"block_size": "16"},
     LORA,
     POOLING_INFO,
+    MediaInfo(7, 9),
 )
 FROM_ENGINE: list[tuple[FromEngine, str]] = [
     (Draining(), "9116"),
     (
         Welcome(1, 2, 3, INFO, 4, 5),
-        "97100102039ca5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
-        "c381aa626c6f636b5f73697a65a231369404104081a36d2e71920810959200020803c3000405",
+        "97100102039da5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
+        "c381aa626c6f636b5f73697a65a231369404104081a36d2e71920810959200020803c3009207090405",
     ),
     (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 0.5, 70), "99110c960003010303030405cb3fe000000000000046c000"),
     (
@@ -183,6 +194,7 @@ FROM_ENGINE: list[tuple[FromEngine, str]] = [
         "92189295a5736c65657003c081a56c6576656c010995a16104a26e6f8000",
     ),
     (RoutedExperts(5, 2, 1, 1, b"\x03\x04"), "961905020101c4020304"),
+    (PagesWanted(KEY), "921bc4106b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b"),
     (EngineMetrics(b"\x01\x02", 4, 5, 0.5, 2, 9), "9715c40201020405cb3fe00000000000000209"),
 ]
 
@@ -196,7 +208,7 @@ def test_every_message_has_golden_bytes() -> None:
     assert {type(message) for message, _ in FROM_ENGINE} == set(get_args(FromEngine))
 
 
-@pytest.mark.parametrize(("message", "golden"), FROM_SERVER + FROM_ENGINE)
+@pytest.mark.parametrize(("message", "golden"), [*FROM_SERVER, *FROM_ENGINE])
 def test_golden_bytes(message: FromServer | FromEngine, golden: str) -> None:
     assert encode(message).hex() == golden
     assert decoder_of(message)(bytes.fromhex(golden)) == message
@@ -243,7 +255,7 @@ def test_a_peer_that_knows_fewer_sampling_fields_is_understood() -> None:
 
 
 def test_a_peer_that_knows_more_fields_is_understood() -> None:
-    for message, _ in FROM_SERVER + FROM_ENGINE:
+    for message, _ in [*FROM_SERVER, *FROM_ENGINE]:
         array = [*msgspec.msgpack.decode(encode(message)), "a later field", {"x": 1}]
         assert decoder_of(message)(msgspec.msgpack.encode(array)) == message
     array = msgspec.msgpack.decode(encode(Submit(5, PROMPT, GREEDY)))
@@ -251,7 +263,7 @@ def test_a_peer_that_knows_more_fields_is_understood() -> None:
     assert decode_from_server(msgspec.msgpack.encode(array)) == Submit(5, PROMPT, GREEDY)
 
 
-@pytest.mark.parametrize(("message", "golden"), FROM_SERVER + FROM_ENGINE)
+@pytest.mark.parametrize(("message", "golden"), [*FROM_SERVER, *FROM_ENGINE])
 def test_a_required_field_left_out_is_refused(message: Any, golden: str) -> None:
     array = msgspec.msgpack.decode(bytes.fromhex(golden))
     with pytest.raises(WireError):
@@ -322,7 +334,7 @@ def test_nesting_that_is_taken() -> None:
     assert isinstance(decode_from_server(nested(20)), RpcCall)
 
 
-ANY_GOLDEN = st.sampled_from([bytes.fromhex(golden) for _, golden in FROM_SERVER + FROM_ENGINE])
+ANY_GOLDEN = st.sampled_from([bytes.fromhex(golden) for _, golden in [*FROM_SERVER, *FROM_ENGINE]])
 
 
 @st.composite

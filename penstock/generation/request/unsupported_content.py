@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from penstock.generation.media.source import ImageSource
 from penstock.generation.request.schemas import Message, Part
 from penstock.http.errors import ApiError
 
@@ -53,10 +54,18 @@ def placeholder(kind: str) -> str:
 class UnsupportedContent:
     """What of a conversation the model cannot see."""
 
-    def __init__(self, *, refused: bool = False) -> None:
-        """``refused``: such content is an error."""
+    def __init__(self, *, refused: bool = False, sees_images: bool = False) -> None:
+        """``refused``: such content is an error. ``sees_images``: the model takes pictures."""
         self._refused = refused
+        self.sees_images = sees_images
+        self.images: list[ImageSource] = []
+        """The pictures that the model sees, in the order of the conversation."""
         self._kinds: set[str] = set()
+
+    def see(self, image: ImageSource) -> Part:
+        """The part that stands for a picture in a message: the chat template marks its place."""
+        self.images.append(image)
+        return Part(type="image")
 
     def add(self, kind: str, field: str) -> str:
         """Note that there is such content, at the path ``field``. Returns what the model reads in its place.
