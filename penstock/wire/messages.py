@@ -11,7 +11,7 @@ Disconnect          API server  engine      none
 RpcCall             API server  engine      RpcReply
 EngineMetricsQuery  API server  engine      EngineMetrics
 ApplyStates         API server  engine      StatesObserved, again when the engine has observed more
-Pages               API server  engine      none
+PagePiece           API server  engine      none
 Welcome             engine      API server  none
 FrameHeader         engine      API server  none; columns follow, see :mod:`penstock.wire.frames`
 StreamFailed        engine      API server  none
@@ -19,7 +19,7 @@ RpcReply            engine      API server  none
 RoutedExperts       engine      API server  none; the stream's last row follows
 EngineMetrics       engine      API server  none
 StatesObserved      engine      API server  none
-PagesWanted         engine      API server  Pages, until they are complete
+PagesWanted         engine      API server  PagePiece, until they are complete
 Started             engine      API server  none
 Admitted            engine      API server  none; the stream's first row follows
 Draining            engine      API server  none
@@ -39,7 +39,7 @@ from typing import Annotated, Any, TypeAlias, TypeGuard, TypeVar
 import msgspec
 from msgspec import Meta
 
-from penstock.wire.media.items import Media, MediaInfo, Pages, PagesWanted, media_fault
+from penstock.wire.media.items import Media, MediaInfo, PagePiece, PagesWanted, media_fault
 from penstock.wire.pooling import PoolingInfo, PoolingParams, columns_fault
 
 ENGINE_PROTOCOL_VERSION = 9
@@ -540,7 +540,7 @@ class StatesObserved(msgspec.Struct, array_like=True, frozen=True, tag=24):
 
 
 FromServer: TypeAlias = (
-    Hello | Submit | Abort | Disconnect | RpcCall | EngineMetricsQuery | ApplyStates | Pages
+    Hello | Submit | Abort | Disconnect | RpcCall | EngineMetricsQuery | ApplyStates | PagePiece
 )
 
 
@@ -588,7 +588,7 @@ _MAX_BYTES: dict[type[msgspec.Struct], int] = {
     RpcCall: MAX_CALL_BYTES,
     EngineMetricsQuery: 1 << 12,
     ApplyStates: MAX_CALL_BYTES,
-    Pages: 2 << 20,
+    PagePiece: 2 << 20,
 }
 """Length of an API server's message; a request's body has at most 64 MiB (``--max-request-bytes``)."""
 _OF_SERVER = {kind.__struct_config__.tag: kind for kind in _MAX_BYTES}

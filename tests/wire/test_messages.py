@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.media.items import MediaInfo, MediaItem, Pages, PagesWanted
+from penstock.wire.media.items import MediaInfo, MediaItem, PagePiece, PagesWanted
 from penstock.wire.messages import (
     Abort,
     Admitted,
@@ -140,7 +140,7 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
         + GREEDY_HEX
         + "0100c00000c0c090c2a0a090c000c0c09195c4106b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b000209920102",
     ),
-    (Pages(KEY, 5, b"p", b"d"), "9508c4106b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b05c40170c40164"),
+    (PagePiece(KEY, 5, b"p", b"d"), "9508c4106b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b05c40170c40164"),
     (Abort([1, 70000]), "93039201ce00011170c2"),
     (Abort([1], stopped=True), "93039101c3"),
     (Disconnect(), "9104"),

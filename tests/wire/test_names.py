@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +15,14 @@ import pytest
 
 import penstock
 from penstock import wire
+from penstock.wire import media
+from penstock.wire import messages as messages_module
+from penstock.wire.media import items
 
 MODULES = [
-    importlib.import_module(f"{wire.__name__}.{found.name}") for found in pkgutil.iter_modules(wire.__path__)
+    importlib.import_module(f"{place.__name__}.{found.name}")
+    for place in (wire, media)
+    for found in pkgutil.iter_modules(place.__path__)
 ]
 TYPES = [
     each
@@ -27,12 +33,13 @@ TYPES = [
 
 
 def messages(module: ModuleType) -> set[str]:
-    """Names of the tagged structs that the module defines: each of them is sent by itself."""
+    """Names of the tagged structs that the module defines: each of them is sent by itself. Those of ``items`` are
+    messages between API servers and engines."""
     return {
         each.__name__
         for each in TYPES
         if each.__struct_config__.tag is not None and not each.__name__.startswith("_")
-        if each.__module__ == module.__name__
+        if module is (messages_module if each.__module__ == items.__name__ else sys.modules[each.__module__])
     }
 
 

@@ -69,7 +69,7 @@ class PagesWanted(msgspec.Struct, array_like=True, frozen=True, tag=27, gc=False
     key: MediaKey
 
 
-class Pages(msgspec.Struct, array_like=True, frozen=True, tag=8, gc=False):
+class PagePiece(msgspec.Struct, array_like=True, frozen=True, tag=8, gc=False):
     """API server to engine: a piece of a sealed file, in order. Without ``data`` at position 0: the API
     server lacks them, too."""
 

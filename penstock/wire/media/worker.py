@@ -1,5 +1,14 @@
 """Messages between API servers and the media workers of their host, over a Unix socket of the run directory.
 
+================  ==========  ==========  ================================
+message           sender      receiver    answer
+================  ==========  ==========  ================================
+MediaDescription  worker      API server  none
+PrepareMedia      API server  worker      MediaPrepared; or MediaRefused
+MediaPrepared     worker      API server  none
+MediaRefused      worker      API server  none
+================  ==========  ==========  ================================
+
 A message is a u32 (little-endian) with the length of its msgpack and a u32 with that of the bytes that
 follow, then both. Only PrepareMedia has such bytes: the picture as the request had it.
 """
