@@ -33,8 +33,8 @@ TYPES = [
 
 
 def messages(module: ModuleType) -> set[str]:
-    """Names of the tagged structs that the module defines: each of them is sent by itself. Those of ``items`` are
-    messages between API servers and engines."""
+    """Names of the tagged structs that the module defines: each of them is sent by itself. Those of ``items``
+    are messages between API servers and engines."""
     return {
         each.__name__
         for each in TYPES
