@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.generation.grammars.call_grammar import TokenIds, channel_grammar, reasoning_grammar
+from penstock.generation.media.placeholders import count_pictures, with_pictures
 from penstock.generation.model_aliases import ModelAliases
 from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.registry import OutputFormat, output_format
@@ -39,6 +41,7 @@ from penstock.generation.request.unsupported import UnsupportedField, Unsupporte
 from penstock.generation.request.unsupported_content import UnsupportedContent
 from penstock.http.errors import ApiError, refused, unknown_model
 from penstock.http.request import MAX_REQUEST_ID
+from penstock.wire.media.worker import MediaDescription
 from penstock.wire.messages import Adapter
 
 Request = TypeVar("Request", bound=msgspec.Struct)
@@ -54,9 +57,12 @@ class InputProcessor:
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         adapters: AdapterRegistry,
+        media: MediaDescription | None = None,
     ) -> None:
-        """``template``: None refuses conversations. ``adapters`` changes while the server runs."""
+        """``template``: None refuses conversations. ``adapters`` changes while the server runs. ``media``:
+        how pictures are put into prompts; None: the model takes none."""
         self.model_info = info
+        self.media = media
         self.output_format = output_format(
             config.tool_call_parser,
             config.reasoning_parser,
@@ -129,7 +135,7 @@ class InputProcessor:
 
     def unsupported_content(self) -> UnsupportedContent:
         """What a conversation has that the model cannot see: a strict server refuses it."""
-        return UnsupportedContent(refused=self._config.strict_requests)
+        return UnsupportedContent(refused=self._config.strict_requests, sees_images=self.media is not None)
 
     def unknown_fields(self) -> dict[str, int]:
         """Number of requests by unknown field, since the start."""
@@ -371,7 +377,8 @@ class InputProcessor:
         """The prompt of a conversation: of one that has an answer with token ids, these and what follows.
         Raises ApiError. The arguments: see :meth:`render`."""
         at = latest_sampled(messages)
-        if at is None or self._sampled_turns is None:
+        pictures = self.media is not None and count_pictures(messages) > 0
+        if at is None or pictures or self._sampled_turns is None:
             text = self.render(
                 messages,
                 add_generation_prompt=add_generation_prompt,
@@ -428,16 +435,17 @@ class InputProcessor:
         variables = self._template_variables(variables)
         if continue_final_message:
             messages = [*messages[:-1], self._continued(messages[-1], renderer.rules(tools=bool(tools)))]
-        return renderer.render(
-            messages,
+        render = partial(
+            renderer.render,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
             documents=documents,
             variables=variables,
             stable=stable,
-            turn=turn,
         )
+        text = render(messages, turn=turn)
+        return text if self.media is None else with_pictures(text, messages, self.media.placeholder, render)
 
     def _template_variables(self, given: dict[str, Any] | None) -> dict[str, Any] | None:
         """The request's variables, and the server's that it does not set. Raises ApiError."""

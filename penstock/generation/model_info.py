@@ -35,6 +35,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     defaults: SamplingDefaults = SamplingDefaults()
     model_type: str = ""
     """As in config.json; empty: unknown."""
+    takes_images: bool = False
+    """Whether it takes pictures in conversations."""
     transfers_kv: bool = False
     """Whether kv_transfer_params are supported."""
     tasks: tuple[str, ...] = ()

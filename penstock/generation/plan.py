@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.generation.media.source import ImageSource
 from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.generation.replies.stream_interval import EVERY_TOKEN, StreamInterval
@@ -86,6 +87,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     """Fields of the request that its dialect needs again for the reply."""
     columns: bool = False
     """Whether the reply is columns of token ids and logprobs, not the API's own."""
+    images: Sequence[ImageSource] = ()
+    """The pictures that the only prompt shows, in its order."""
     turn: NextTurn | None = None
     """What the only prompt has in common with that of the turn before."""
     format: MessageFormat | None = None
