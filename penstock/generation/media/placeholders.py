@@ -2,7 +2,7 @@
 
 A chat template writes a *placeholder* for each picture: one added token. A user may write the same text, of
 which the model then reads the token, as it would without pictures. Where that happens the text is rendered
-once more, with a mark in its place, and the mark becomes the placeholder again after the pictures are counted.
+once more, with a mark in its place. The mark becomes the placeholder again after the pictures are counted.
 """
 
 from __future__ import annotations
