@@ -41,7 +41,6 @@ from penstock.generation.request.unsupported import UnsupportedField, Unsupporte
 from penstock.generation.request.unsupported_content import UnsupportedContent
 from penstock.http.errors import ApiError, refused, unknown_model
 from penstock.http.request import MAX_REQUEST_ID
-from penstock.wire.media.worker import MediaDescription
 from penstock.wire.messages import Adapter
 
 Request = TypeVar("Request", bound=msgspec.Struct)
@@ -57,12 +56,9 @@ class InputProcessor:
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         adapters: AdapterRegistry,
-        media: MediaDescription | None = None,
     ) -> None:
-        """``template``: None refuses conversations. ``adapters`` changes while the server runs. ``media``:
-        how pictures are put into prompts; None: the model takes none."""
+        """``template``: None refuses conversations. ``adapters`` changes while the server runs."""
         self.model_info = info
-        self.media = media
         self.output_format = output_format(
             config.tool_call_parser,
             config.reasoning_parser,
@@ -135,7 +131,9 @@ class InputProcessor:
 
     def unsupported_content(self) -> UnsupportedContent:
         """What a conversation has that the model cannot see: a strict server refuses it."""
-        return UnsupportedContent(refused=self._config.strict_requests, sees_images=self.media is not None)
+        return UnsupportedContent(
+            refused=self._config.strict_requests, sees_images=self.model_info.takes_images
+        )
 
     def unknown_fields(self) -> dict[str, int]:
         """Number of requests by unknown field, since the start."""
@@ -377,7 +375,7 @@ class InputProcessor:
         """The prompt of a conversation: of one that has an answer with token ids, these and what follows.
         Raises ApiError. The arguments: see :meth:`render`."""
         at = latest_sampled(messages)
-        pictures = self.media is not None and count_pictures(messages) > 0
+        pictures = self.model_info.takes_images and count_pictures(messages) > 0
         if at is None or pictures or self._sampled_turns is None:
             text = self.render(
                 messages,
@@ -445,7 +443,8 @@ class InputProcessor:
             stable=stable,
         )
         text = render(messages, turn=turn)
-        return text if self.media is None else with_pictures(text, messages, self.media.placeholder, render)
+        media = self.model_info.media
+        return text if media is None else with_pictures(text, messages, media.placeholder, render)
 
     def _template_variables(self, given: dict[str, Any] | None) -> dict[str, Any] | None:
         """The request's variables, and the server's that it does not set. Raises ApiError."""

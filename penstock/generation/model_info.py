@@ -9,6 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from penstock.wire.media.worker import MediaDescription
+
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """Defaults of sampling fields: OpenAI's, or those of the model's generation_config.json."""
@@ -35,12 +37,17 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     defaults: SamplingDefaults = SamplingDefaults()
     model_type: str = ""
     """As in config.json; empty: unknown."""
-    takes_images: bool = False
-    """Whether it takes pictures in conversations."""
+    media: MediaDescription | None = None
+    """How pictures are put into prompts; None: the model takes none."""
     transfers_kv: bool = False
     """Whether kv_transfer_params are supported."""
     tasks: tuple[str, ...] = ()
     """What it makes, of a model that makes vectors, scores or labels: generate (text), embed, classify …"""
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether it takes pictures in conversations."""
+        return self.media is not None
 
     @property
     def generates(self) -> bool:
