@@ -34,6 +34,7 @@ class ApiRequest:
         "error_shape",
         "http",
         "logprob_bytes",
+        "pictures",
         "reply",
         "request_id",
         "tenant",
@@ -62,6 +63,8 @@ class ApiRequest:
         """Whose API key the request has, if the server has several; see :meth:`Keys.check`."""
         self.logprob_bytes = 0
         """Reserved for logprobs until the end of the reply, if they are very many per token."""
+        self.pictures: Sequence[Pictures] = ()
+        """What its prompts show, until the end of the reply."""
         self.trace: TraceContext | None = None
         """Set on generating routes if spans are made."""
         self.error: ApiError | None = None

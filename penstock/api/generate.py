@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from penstock.dispatch.engine_client import NO_HINTS, RoutingHints
 from penstock.generation.compaction.planned import PlannedCompaction, Summary, SummaryText
 from penstock.generation.dialect import Dialect, LookedUp, ReplyFormat, RequestInfo
 from penstock.generation.grammars.checker import GrammarChecker
+from penstock.generation.media.preparation import PicturePreparation, Pictures
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.render_limit import RenderTimeout, on_event_loop
@@ -95,11 +96,14 @@ class GenerationRoutes:
         context: RequestContext,
         large: ByteBudget,
         background: BackgroundResponses | None = None,
+        media: PicturePreparation | None = None,
     ) -> None:
-        """``large``: for requests that threads work on. ``background``: without, no reply has an entry."""
+        """``large``: for requests that threads work on. ``background``: without, no reply has an entry.
+        ``media``: without, no request has pictures."""
         self.turns = TurnMemory(config.turn_memory)
         self._config = config
         self._background = background
+        self._media = media
         self._constrains = config.engine != "synthetic" or config.synthetic_script is not None
         """Whether the engines apply grammars."""
         self._encoder = encoder
@@ -139,13 +143,16 @@ class GenerationRoutes:
 
     def on_request_end(self, request: ApiRequest) -> None:
         """A request has ended; called from outside if its reply is detached."""
-        self.end_one(request.logprob_bytes)
+        self.end_one(request.logprob_bytes, request.pictures)
+        request.pictures = ()
 
     def begin_one(self) -> None:
         self._running += 1
         self._idle.clear()
 
-    def end_one(self, logprob_bytes: int) -> None:
+    def end_one(self, logprob_bytes: int, pictures: Sequence[Pictures] = ()) -> None:
+        for each in pictures:
+            each.release()
         self._logprob_bytes -= logprob_bytes
         self._running -= 1
         if not self._running:
@@ -172,6 +179,7 @@ class GenerationRoutes:
             if plan.answer is not None:
                 await request.http.reply_json(plan.answer)
                 return
+            await self._prepare_images(request, plan)
             if plan.compaction is not None:
                 plan, prompts = await self._compacted(request, dialect, plan, prompts, info)
             if plan.warning is not None:
@@ -183,6 +191,7 @@ class GenerationRoutes:
             elif plan.constraint is not None and plan.constraint.optional:
                 constrain(plan, None)
             hints = self.routing_hints(request.http, plan.session)
+            await self._prepare_images(request, plan)
             if prompts is None:
                 prompts = self._tokenize(plan)
             if prompts is None:
@@ -205,6 +214,17 @@ class GenerationRoutes:
             if not request.detached:
                 self.on_request_end(request)
 
+    async def _prepare_images(self, request: ApiRequest, plan: RequestPlan) -> None:
+        """Have the pictures of a plan prepared, if it has any. They are released with the request."""
+        if not plan.images:
+            return
+        assert self._media is not None, "a model without pictures has no plans with them"
+        images, plan.images = plan.images, ()
+        plan.pictures = pictures = self._media.pictures()
+        request.pictures = (*request.pictures, pictures)
+        await request.http.unless_gone(pictures.prepare(images, plan.cache_salt or ""))
+        self.check_open()
+
     def _plan(
         self, dialect: Dialect, body: bytes, info: RequestInfo, found: LookedUp | None, *, tokenize: bool
     ) -> tuple[RequestPlan, list[Prompt] | None]:
@@ -215,7 +235,9 @@ class GenerationRoutes:
         plan = self._salted(plan, info)
         if info.accept and asks_for(info.accept, SAFETENSORS, EVENTS if plan.stream else JSON):
             plan_columns(plan)
-        return plan, self._tokenize_all(plan) if tokenize and plan.compaction is None else None
+        if not tokenize or plan.compaction is not None or plan.images:
+            return plan, None
+        return plan, self._tokenize_all(plan)
 
     def _salted(self, plan: RequestPlan, info: RequestInfo) -> RequestPlan:
         if info.tenant is not None and not self._config.shared_prefix_cache:
@@ -247,6 +269,7 @@ class GenerationRoutes:
         if prompts[0].length <= compaction.threshold:
             return plan, prompts
         planned = self._salted(await self.in_thread(request, size, compaction.summary_plan), info)
+        await self._prepare_images(request, planned)
         asked = await self.in_thread(request, _characters(planned), self._tokenize_all, planned)
         answer = dialect.reply_format(plan, request.request_id)
         format = SummaryText(answer.api, answer.id)
@@ -399,10 +422,10 @@ class GenerationRoutes:
     async def _run_in_background(self, work: Work, entry: StoredResponse, request: ApiRequest) -> None:
         """Start a reply that goes on without its client, and answer with its entry or with its events."""
         assert self._background is not None, "its dialect has a store"
-        reserved = request.logprob_bytes
-        run = await self._background.begin(entry, work.format, lambda: self.end_one(reserved))
+        kept = request.logprob_bytes, request.pictures
+        run = await self._background.begin(entry, work.format, lambda: self.end_one(*kept))
         self.begin_one()
-        request.logprob_bytes = 0
+        request.logprob_bytes, request.pictures = 0, ()
         streamed = StreamedReply(
             self._context, work.plan, work.format, request.arrival, sink=run, on_end=run.on_reply_end
         )
@@ -452,7 +475,8 @@ class GenerationRoutes:
         adapter, digest = plan.adapter or (None, "")
         for number, sampling in enumerate(work.samplings):
             prompt = work.prompts[number // plan.n]
-            engine = self._engine_client.pick(work.hints, prompt.ids, plan.cache_salt, plan.adapter)
+            like = prompt.routed or prompt.ids
+            engine = self._engine_client.pick(work.hints, like, plan.cache_salt, plan.adapter)
             if engine is None:
                 raise self.no_engine(work.hints.rank, plan.adapter)
             stream = reply.add(prompt, engine.rank)
@@ -473,6 +497,7 @@ class GenerationRoutes:
                 trace=work.trace,
                 ids=(*work.ids, *work.format.choice_ids(number)),
                 hints=plan.cache_hints(work.hints.session),
+                media=prompt.media,
             )
             self._engine_client.submit(stream, request, prompt.known)
             prompt.known = None  # it holds the prompt of the turn before
@@ -560,6 +585,8 @@ class GenerationRoutes:
         if isinstance(prompt, str):
             if len(prompt) > PIECE:
                 self._check_text(plan, prompt)
+            if plan.pictures is not None:
+                return self._prompt_with_pictures(plan, prompt, plan.pictures)
             ids, length = self._encoder.encode(prompt, plan.add_special_tokens, plan.cache_salt, plan.turn)
             if plan.prefix:
                 ids, length = plan.prefix + ids, length + len(plan.prefix) // 4
@@ -574,6 +601,18 @@ class GenerationRoutes:
         if plan.stream and plan.echo and plan.logprobs >= 0:
             check_streamed_echo(length, plan.logprobs)
         return Prompt(ids, length, echo, known=known)
+
+    def _prompt_with_pictures(self, plan: RequestPlan, text: str, pictures: Pictures) -> Prompt:
+        if plan.truncate_prompt_tokens is not None:
+            raise ApiError(
+                400,
+                "truncate_prompt_tokens: a prompt with images cannot be cut; leave it out.",
+                param="truncate_prompt_tokens",
+            )
+        where = pictures.placed(text)
+        encoded, _ = self._encoder.encode(where.text, plan.add_special_tokens, plan.cache_salt, plan.turn)
+        ids, media, routed = pictures.splice(encoded, where)
+        return Prompt(ids, len(ids) // 4, plan.echo_text, media=media, routed=routed)
 
     def _check_text(self, plan: RequestPlan, text: str) -> None:
         """Raises ApiError for a text of which a part shows that it is too long."""

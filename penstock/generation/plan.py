@@ -88,7 +88,9 @@ class RequestPlan(msgspec.Struct, gc=False):
     columns: bool = False
     """Whether the reply is columns of token ids and logprobs, not the API's own."""
     images: Sequence[ImageSource] = ()
-    """The pictures that the only prompt shows, in its order."""
+    """The pictures that the only prompt shows, in its order; emptied when they are prepared."""
+    pictures: Any = None
+    """The prepared ones: :class:`penstock.generation.media.preparation.Pictures`."""
     turn: NextTurn | None = None
     """What the only prompt has in common with that of the turn before."""
     format: MessageFormat | None = None

@@ -46,6 +46,7 @@ from penstock.streaming.weight_spans import WeightSpan, weight_spans
 from penstock.wire.arrays import F32, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from penstock.wire.media.items import MediaItem
 from penstock.wire.messages import KVTransferParams, RoutedExperts
 
 ABORT = b"abort"
@@ -129,6 +130,10 @@ class Prompt(msgspec.Struct, gc=False):
     """Logprobs of its tokens, if the request asks for them."""
     known: KnownPrefix | None = None
     """What it has in common with the prompt of the turn before, until it is submitted."""
+    media: tuple[MediaItem, ...] = ()
+    """The pictures in it."""
+    routed: bytes = b""
+    """With pictures: ``ids`` by which an engine is chosen, with the pictures' keys in their spans."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,116 @@
+"""Prepares the pictures of a request before its prompt is tokenized, and puts them into the prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from penstock.generation.media.placeholders import PlacedText, Spliced, placed, splice
+from penstock.generation.media.source import ImageSource
+from penstock.generation.prompt.tokenizer import Tokenizer
+from penstock.http.admission import unavailable
+from penstock.http.errors import ApiError
+from penstock.media.client import MediaClient, Picture
+from penstock.media.refused import Refused
+from penstock.wire.media.worker import MediaDescription, MediaPrepared
+
+_BASE64 = ";base64"
+
+
+class Pictures:
+    """The prepared pictures of a request, and the leases of their pages."""
+
+    def __init__(self, client: MediaClient, placeholder_id: int, description: MediaDescription) -> None:
+        self._client = client
+        self._placeholder_id = placeholder_id
+        self._description = description
+        self.prepared: list[MediaPrepared] = []
+        """In the order of the prompt."""
+        self._held: list[bytes] = []
+        self._released = False
+
+    @property
+    def features(self) -> int:
+        """Tokens of all pictures that are computed from features."""
+        return sum(each.features for each in self.prepared)
+
+    async def prepare(self, sources: Sequence[ImageSource], salt: str) -> None:
+        """Raises ApiError for the first picture that cannot be prepared."""
+        work = [asyncio.ensure_future(self._prepare_one(source, salt)) for source in sources]
+        try:
+            self.prepared = [await each for each in work]
+        finally:
+            for each in work:
+                each.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+    async def _prepare_one(self, source: ImageSource, salt: str) -> MediaPrepared:
+        try:
+            prepared = await self._client.prepare(_picture(source, salt))
+        except Refused as error:
+            raise _api_error(error, source.field) from None
+        if self._released:  # the client has gone
+            self._client.release(prepared.key)
+        else:
+            self._held.append(prepared.key)
+        return prepared
+
+    def placed(self, text: str) -> PlacedText:
+        """The text to tokenize."""
+        return placed(text, self._description)
+
+    def splice(self, ids: bytes, where: PlacedText) -> Spliced:
+        """The tokenized prompt with the pictures' tokens."""
+        return splice(ids, self._placeholder_id, where, self.prepared)
+
+    def release(self) -> None:
+        """End the leases: no stream of the request runs."""
+        self._released = True
+        held, self._held = self._held, []
+        for key in held:
+            self._client.release(key)
+
+
+class PicturePreparation:
+    """Makes :class:`Pictures` for requests."""
+
+    def __init__(self, client: MediaClient, description: MediaDescription, tokenizer: Tokenizer) -> None:
+        """Raises ValueError if the tokenizer has no token for the placeholder."""
+        found = tokenizer.raw.token_to_id(description.placeholder)
+        if found is None:
+            raise ValueError(
+                f"the processor {description.processor} marks images by {description.placeholder!r}, which "
+                "is no token of the model's tokenizer"
+            )
+        self._client = client
+        self._description = description
+        self._placeholder_id = found
+
+    def pictures(self) -> Pictures:
+        """Those of one plan."""
+        return Pictures(self._client, self._placeholder_id, self._description)
+
+
+def _picture(source: ImageSource, salt: str) -> Picture:
+    url = source.url
+    if url[:5].lower() != "data:":
+        return Picture(url, "", source.detail, salt)
+    head, comma, data = url.partition(",")
+    if not comma or not head.lower().endswith(_BASE64):
+        raise ApiError(
+            400,
+            f"{source.field}: a data: URL is data:image/TYPE;base64,DATA; this one begins with "
+            f"{head[:60]!r}.",
+            param=source.field,
+            code="invalid_image",
+        )
+    return Picture("", data, source.detail, salt)
+
+
+def _api_error(error: Refused, field: str) -> ApiError:
+    message = f"{field}: {error.message}"
+    if error.code == "busy":
+        return unavailable(message, "media_busy")
+    if error.code == "internal":
+        return ApiError(500, message, param=field, code="media_error")
+    return ApiError(400, message, param=field, code="invalid_image")

@@ -1,0 +1,288 @@
+"""The media workers of a host, as an API server uses them: pictures go in, keys and tokens come out.
+
+Everything runs on the event loop; a worker does the work. A picture is sent to the worker with the fewest at
+hand. If that ends, the picture goes to another one; the store counts how many it has ended. The same picture at
+the same time is prepared once, and what has become of recent ones is remembered by a digest of their text: then
+only their pages are looked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import logging
+import struct
+from collections import OrderedDict
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.media.media_counts import MediaCounts
+from penstock.media.refused import Refused
+from penstock.media.store import Lease, MediaStore
+from penstock.wire.media.items import MediaKey
+from penstock.wire.media.worker import (
+    MAX_MESSAGE_BYTES,
+    FromMediaWorker,
+    MediaDescription,
+    MediaPrepared,
+    MediaRefused,
+    PrepareMedia,
+    media_socket,
+)
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.05
+"""Time between two attempts to connect to a worker that has not started yet."""
+WORKER_WAIT_S = 15.0
+"""How long a picture waits for a worker while none runs: one restarts within seconds."""
+MAX_TRIES = 3
+"""Workers that a picture is sent to: the store refuses it after it has ended two."""
+HASHED_INLINE = 256 << 10
+"""Bytes that are hashed on the event loop, in a quarter of a millisecond; more are hashed in a thread."""
+MAX_REMEMBERED = 16 << 20
+"""Bytes of token ids of remembered pictures."""
+ENTRY_BYTES = 400
+"""Memory of a remembered picture beside its token ids."""
+_HEAD = struct.Struct("<II")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(FromMediaWorker).decode
+
+
+class Picture(NamedTuple):
+    """What a request has of a picture."""
+
+    url: str
+    """http:, https: or file: URL; empty: ``data``."""
+    data: str = ""
+    """Base64."""
+    detail: str = "auto"
+    salt: str = ""
+
+
+class WorkerLost(ConnectionError):
+    """The worker has ended, or does not speak as it should."""
+
+
+class _Worker:
+    """The connection to one worker."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.writer: asyncio.StreamWriter | None = None
+        """None: it is not connected."""
+        self.waiting: dict[int, asyncio.Future[MediaPrepared | MediaRefused]] = {}
+        """By number of the request."""
+
+
+class MediaClient:
+    """The media workers of an API server's host."""
+
+    def __init__(self, run_dir: str, workers: int, store: MediaStore, counts: MediaCounts) -> None:
+        self.counts = counts
+        self._workers = [_Worker(media_socket(run_dir, index)) for index in range(workers)]
+        self._store = store
+        self._numbers = itertools.count(1)
+        self._described: asyncio.Future[MediaDescription]
+        self._connected = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._running: dict[tuple[bytes, str, str], asyncio.Task[MediaPrepared]] = {}
+        """By what is remembered of a picture."""
+        self._known: OrderedDict[tuple[bytes, str, str], MediaPrepared] = OrderedDict()
+        """The longest unused first."""
+        self._known_bytes = 0
+        self._held: dict[MediaKey, tuple[Lease, int]] = {}
+        """Leases, and how many requests have each."""
+
+    # -- workers
+
+    async def start(self) -> MediaDescription:
+        """Connect to the workers, and wait for the first one's description."""
+        self._described = asyncio.get_running_loop().create_future()
+        self._tasks = [asyncio.create_task(self._keep_connected(worker)) for worker in self._workers]
+        return await self._described
+
+    async def close(self) -> None:
+        """End the connections, and all that waits for them."""
+        for task in (*self._tasks, *self._running.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._running.values(), return_exceptions=True)
+        for lease, _ in self._held.values():
+            lease.close()
+        self._held.clear()
+
+    async def _keep_connected(self, worker: _Worker) -> None:
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(worker.path)
+            except OSError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                await self._read(worker, reader, writer)
+            except (OSError, EOFError, msgspec.MsgspecError, WorkerLost) as error:
+                log.debug("media worker at %s: %s", worker.path, error)
+            finally:
+                self._on_lost(worker)
+                writer.transport.abort()
+
+    async def _read(
+        self, worker: _Worker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        while True:
+            size, more = _HEAD.unpack(await reader.readexactly(_HEAD.size))
+            if size > MAX_MESSAGE_BYTES or more:
+                raise WorkerLost(f"a message of {size} and {more} bytes")
+            message = _decode(await reader.readexactly(size))
+            if isinstance(message, MediaDescription):
+                worker.writer = writer
+                self._connected.set()
+                if not self._described.done():
+                    self._described.set_result(message)
+                continue
+            future = worker.waiting.pop(message.number, None)
+            if future is not None and not future.done():
+                future.set_result(message)
+
+    def _on_lost(self, worker: _Worker) -> None:
+        worker.writer = None
+        if not any(each.writer for each in self._workers):
+            self._connected.clear()
+        waiting, worker.waiting = worker.waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(WorkerLost("the worker has ended"))
+
+    async def _ask(self, picture: Picture) -> MediaPrepared:
+        """Have a worker prepare a picture. Raises Refused."""
+        for _ in range(MAX_TRIES):
+            try:
+                async with asyncio.timeout(WORKER_WAIT_S):
+                    await self._connected.wait()
+            except TimeoutError:
+                raise Refused("busy", "no media worker runs at present") from None
+            ready = [worker for worker in self._workers if worker.writer is not None]
+            worker = min(ready, key=lambda each: len(each.waiting))
+            try:
+                answer = await self._send(worker, picture)
+            except OSError:
+                self.counts.lost += 1
+                continue
+            if isinstance(answer, MediaRefused):
+                raise Refused(answer.code, answer.message)
+            return answer
+        raise Refused("internal", "the image has ended the processes that were to decode it")
+
+    async def _send(self, worker: _Worker, picture: Picture) -> MediaPrepared | MediaRefused:
+        number = next(self._numbers) & 0x7FFFFFFF
+        request = _encode(
+            PrepareMedia(
+                number, picture.url, bool(picture.data), detail=picture.detail, salt=picture.salt
+            )
+        )
+        data = picture.data.encode("ascii", "replace")
+        future = asyncio.get_running_loop().create_future()
+        worker.waiting[number] = future
+        try:
+            assert worker.writer is not None
+            worker.writer.write(_HEAD.pack(len(request), len(data)) + request)
+            worker.writer.write(data)
+            answer: MediaPrepared | MediaRefused = await future
+            return answer
+        finally:
+            worker.waiting.pop(number, None)
+
+    # -- pictures
+
+    async def prepare(self, picture: Picture) -> MediaPrepared:
+        """The pages of a picture, of which the caller has a lease until :meth:`release`. Raises Refused."""
+        self.counts.requests += 1
+        text = picture.data or picture.url
+        if len(text) <= HASHED_INLINE:
+            digest = _digest(text)
+        else:
+            digest = await asyncio.get_running_loop().run_in_executor(None, _digest, text)
+        memo = digest, picture.detail, picture.salt
+        known = self._known.get(memo)
+        if known is not None and self._hold(known.key):
+            self._known.move_to_end(memo)
+            self.counts.remembered += 1
+            return known
+        for _ in range(MAX_TRIES):
+            prepared = await self._prepare_once(memo, picture)
+            if self._hold(prepared.key):
+                return prepared
+        raise Refused("busy", "the media cache has no room (--media-cache)")
+
+    async def _prepare_once(self, memo: tuple[bytes, str, str], picture: Picture) -> MediaPrepared:
+        """Requests for the same picture at the same time share a task; one that is cancelled leaves it to the
+        others."""
+        task = self._running.get(memo)
+        if task is None:
+            task = self._running[memo] = asyncio.create_task(self._ask(picture))
+            task.add_done_callback(lambda done: self._on_prepared(memo, done, remember=not picture.url))
+        return await asyncio.shield(task)
+
+    def _on_prepared(
+        self, memo: tuple[bytes, str, str], task: asyncio.Task[MediaPrepared], *, remember: bool
+    ) -> None:
+        """What a URL shows may change: it is fetched for each request."""
+        del self._running[memo]
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self.counts.refuse(error.code if isinstance(error, Refused) else "internal")
+            return
+        prepared = task.result()
+        self.counts.prepare(prepared)
+        if remember:
+            self._remember(memo, prepared)
+
+    def _remember(self, memo: tuple[bytes, str, str], prepared: MediaPrepared) -> None:
+        old = self._known.pop(memo, None)
+        if old is not None:
+            self._known_bytes -= len(old.ids) + ENTRY_BYTES
+        self._known[memo] = prepared
+        self._known_bytes += len(prepared.ids) + ENTRY_BYTES
+        while self._known_bytes > MAX_REMEMBERED:
+            _, dropped = self._known.popitem(last=False)
+            self._known_bytes -= len(dropped.ids) + ENTRY_BYTES
+
+    # -- leases
+
+    def _hold(self, key: MediaKey) -> bool:
+        """Whether the pages are in the store; they stay there until they are released."""
+        held = self._held.get(key)
+        if held is None:
+            lease = None
+            with contextlib.suppress(OSError):
+                lease = self._store.lease(key)
+            if lease is None:
+                return False
+            held = lease, 0
+        self._held[key] = held[0], held[1] + 1
+        return True
+
+    def release(self, key: MediaKey) -> None:
+        """A request that has prepared the picture is over."""
+        held = self._held.pop(key, None)
+        if held is None:
+            return
+        lease, count = held
+        if count > 1:
+            self._held[key] = lease, count - 1
+        else:
+            lease.close()
+
+    def lease_of(self, key: MediaKey) -> Lease | None:
+        """The lease of a picture of a running request."""
+        held = self._held.get(key)
+        return None if held is None else held[0]
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=20).digest()
