@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from penstock.generation.dialect import DescribingRoute, Dialect, TokenCounter
+from penstock.generation.media.preparation import Pictures
 from penstock.generation.pooling.dialect import PoolingDialect
 from penstock.generation.pooling.reply import PooledReply
 from penstock.generation.replies.reply import RequestReply

@@ -17,6 +17,7 @@ from penstock.dispatch.desired_states import EngineStates
 from penstock.dispatch.engine_rpc import Calls
 from penstock.dispatch.load_balancer import LoadBalancer
 from penstock.dispatch.metrics_queries import MetricsQueries
+from penstock.dispatch.page_sender import PageSender
 from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.dispatch.resumption import Resumption
 from penstock.dispatch.sent_prompts import KnownPrefix
@@ -30,8 +31,10 @@ from penstock.streaming.stream_columns import NO_ENGINE
 from penstock.wire.coordination import EngineAddress, EngineLoad
 from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame
+from penstock.wire.media.items import PagesWanted
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
+    MEDIA_GONE,
     NO_ADAPTER,
     OVERLOADED,
     PAUSED,
@@ -82,6 +85,7 @@ _STATUS = {
     SLEEPING: 503,
     PAUSED: 503,
     PROMPT_GONE: 500,
+    MEDIA_GONE: 503,
     "engine_error": 500,
 }
 """HTTP status by the code of an engine's failure; clients get no other code."""
@@ -121,6 +125,7 @@ class EngineClient:
         self.engines = self._connections.engines
         self.streams: OutputProcessor | None = None
         """Set by :meth:`open`."""
+        self.pages = PageSender(self._connections)
         self.calls = Calls(self._send_call)
         self.adapters = AdapterRegistry()
         """The LoRA adapters of all engines."""
@@ -423,6 +428,8 @@ class EngineClient:
                 self._on_routes(engine, message)
             case Started():
                 self._on_started(engine, message)
+            case PagesWanted():
+                self.pages.on_wanted(engine, message.key)
             case Admitted():
                 self._on_admitted(engine, message)
             case EngineMetrics():

@@ -1,9 +1,9 @@
 """The media workers of a host, as an API server uses them: pictures go in, keys and tokens come out.
 
 Everything runs on the event loop; a worker does the work. A picture is sent to the worker with the fewest at
-hand. If that ends, the picture goes to another one; the store counts how many it has ended. The same picture at
-the same time is prepared once, and what has become of recent ones is remembered by a digest of their text: then
-only their pages are looked for.
+hand. If that ends, the picture goes to another one; the store counts how many it has ended. The same picture
+at the same time is prepared once, and what has become of recent ones is remembered by a digest of their text:
+then only their pages are looked for.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromMediaWorker).decode
 
 
-class Picture(NamedTuple):
+class WantedPicture(NamedTuple):
     """What a request has of a picture."""
 
     url: str
@@ -156,8 +156,9 @@ class MediaClient:
             if not future.done():
                 future.set_exception(WorkerLost("the worker has ended"))
 
-    async def _ask(self, picture: Picture) -> MediaPrepared:
+    async def _ask(self, picture: WantedPicture) -> MediaPrepared:
         """Have a worker prepare a picture. Raises Refused."""
+        tried: list[_Worker] = []
         for _ in range(MAX_TRIES):
             try:
                 async with asyncio.timeout(WORKER_WAIT_S):
@@ -165,7 +166,8 @@ class MediaClient:
             except TimeoutError:
                 raise Refused("busy", "no media worker runs at present") from None
             ready = [worker for worker in self._workers if worker.writer is not None]
-            worker = min(ready, key=lambda each: len(each.waiting))
+            worker = min(ready, key=lambda each: (tried.count(each), len(each.waiting)))
+            tried.append(worker)
             try:
                 answer = await self._send(worker, picture)
             except OSError:
@@ -176,12 +178,10 @@ class MediaClient:
             return answer
         raise Refused("internal", "the image has ended the processes that were to decode it")
 
-    async def _send(self, worker: _Worker, picture: Picture) -> MediaPrepared | MediaRefused:
+    async def _send(self, worker: _Worker, picture: WantedPicture) -> MediaPrepared | MediaRefused:
         number = next(self._numbers) & 0x7FFFFFFF
         request = _encode(
-            PrepareMedia(
-                number, picture.url, bool(picture.data), detail=picture.detail, salt=picture.salt
-            )
+            PrepareMedia(number, picture.url, bool(picture.data), detail=picture.detail, salt=picture.salt)
         )
         data = picture.data.encode("ascii", "replace")
         future = asyncio.get_running_loop().create_future()
@@ -197,7 +197,7 @@ class MediaClient:
 
     # -- pictures
 
-    async def prepare(self, picture: Picture) -> MediaPrepared:
+    async def prepare(self, picture: WantedPicture) -> MediaPrepared:
         """The pages of a picture, of which the caller has a lease until :meth:`release`. Raises Refused."""
         self.counts.requests += 1
         text = picture.data or picture.url
@@ -217,7 +217,7 @@ class MediaClient:
                 return prepared
         raise Refused("busy", "the media cache has no room (--media-cache)")
 
-    async def _prepare_once(self, memo: tuple[bytes, str, str], picture: Picture) -> MediaPrepared:
+    async def _prepare_once(self, memo: tuple[bytes, str, str], picture: WantedPicture) -> MediaPrepared:
         """Requests for the same picture at the same time share a task; one that is cancelled leaves it to the
         others."""
         task = self._running.get(memo)

@@ -78,6 +78,8 @@ WEIGHTS = "weights"
 """Name of the desired state that says which weights engines compute with."""
 NO_ADAPTER = "model_not_found"
 """StreamFailed.code of a stream whose LoRA adapter the engine does not have."""
+MEDIA_GONE = "media_gone"
+"""StreamFailed.code of a stream whose pictures' pages neither the engine nor the API server has."""
 PROMPT_GONE = "prompt_gone"
 """StreamFailed.code of a stream whose Submit.prefix is of a prompt that the engine does not keep: it is to be
 sent again, whole."""
@@ -469,7 +471,8 @@ class StreamFailed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=Fals
     position: Count
     """Tokens generated."""
     code: str
-    """invalid_request, engine_error, OVERLOADED, UNAVAILABLE, SLEEPING, PAUSED, NO_ADAPTER or PROMPT_GONE."""
+    """invalid_request, engine_error, OVERLOADED, UNAVAILABLE, SLEEPING, PAUSED, NO_ADAPTER, MEDIA_GONE or
+    PROMPT_GONE."""
     message: str
     retry_after_ms: Count = 0
     """With OVERLOADED: estimated time until the queue has room."""

@@ -10,7 +10,7 @@ from penstock.generation.media.source import ImageSource
 from penstock.generation.prompt.tokenizer import Tokenizer
 from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError
-from penstock.media.client import MediaClient, Picture
+from penstock.media.client import MediaClient, WantedPicture
 from penstock.media.refused import Refused
 from penstock.wire.media.worker import MediaDescription, MediaPrepared
 
@@ -91,10 +91,10 @@ class PicturePreparation:
         return Pictures(self._client, self._placeholder_id, self._description)
 
 
-def _picture(source: ImageSource, salt: str) -> Picture:
+def _picture(source: ImageSource, salt: str) -> WantedPicture:
     url = source.url
     if url[:5].lower() != "data:":
-        return Picture(url, "", source.detail, salt)
+        return WantedPicture(url, "", source.detail, salt)
     head, comma, data = url.partition(",")
     if not comma or not head.lower().endswith(_BASE64):
         raise ApiError(
@@ -104,7 +104,7 @@ def _picture(source: ImageSource, salt: str) -> Picture:
             param=source.field,
             code="invalid_image",
         )
-    return Picture("", data, source.detail, salt)
+    return WantedPicture("", data, source.detail, salt)
 
 
 def _api_error(error: Refused, field: str) -> ApiError:
