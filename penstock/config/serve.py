@@ -6,6 +6,8 @@ YAML file, environment and the options page are derived from there.
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.config.describe import option_group
 from penstock.config.kv_events import KVEventsConfig, check_addresses, read_kv_events_config
 from penstock.config.options.adapters import AdapterOptions
@@ -19,6 +21,7 @@ from penstock.config.options.http import HttpOptions
 from penstock.config.options.keys import KeyOptions
 from penstock.config.options.listen import ListenOptions
 from penstock.config.options.logs import LogOptions
+from penstock.config.options.media import MediaOptions, read_mm_limits, read_processor_kwargs
 from penstock.config.options.models import ModelOptions
 from penstock.config.options.processes import ProcessOptions
 from penstock.config.options.response_store import ResponseStoreOptions
@@ -47,6 +50,7 @@ class ServeConfig(
     EngineOptions,
     AdapterOptions,
     SpeculationOptions,
+    MediaOptions,
     SyntheticOptions,
     HostOptions,
     AttachOptions,
@@ -76,6 +80,8 @@ class ServeConfig(
             )
         _check_kv_events(self)
         read_effort_map(self.reasoning_effort_map)
+        read_mm_limits(self.limit_mm_per_prompt)
+        read_processor_kwargs(self.mm_processor_kwargs)
 
     @property
     def kv_events(self) -> KVEventsConfig:
@@ -90,6 +96,16 @@ class ServeConfig(
     def reasoning_efforts(self) -> dict[str, str | int]:
         """``--reasoning-effort-map``, read."""
         return read_effort_map(self.reasoning_effort_map)
+
+    @property
+    def max_images(self) -> int:
+        """Pictures of one request, by ``--limit-mm-per-prompt``."""
+        return read_mm_limits(self.limit_mm_per_prompt)
+
+    @property
+    def processor_kwargs(self) -> dict[str, Any]:
+        """``--mm-processor-kwargs``, read."""
+        return read_processor_kwargs(self.mm_processor_kwargs)
 
     @property
     def ranks(self) -> range:

@@ -136,6 +136,12 @@ class Launch(_Message, frozen=True, tag="launch"):
     directory."""
     seal_key: bytes = b""
     """The secret that seals summaries, for API servers; empty: each has its own."""
+    media_dir: str | None = None
+    """Absolute path of the host's store of pictures' pages; None: there is none, and no picture is taken."""
+    media_workers: int = 0
+    """Media workers of this host, whose sockets are in the run directory."""
+    media_capacity: int = 0
+    """Bytes that the store holds at most."""
 
     @property
     def name(self) -> str:

@@ -261,8 +261,8 @@ MISTRAL = (
         ("m --tool-parser-plugin p.py --tool-call-parser own --port 1", "m --port 1"),
         ('m --rope-scaling {"rope_type":"yarn","factor":4.0} --max-model-len 9', "m --max-model-len 9"
             " --engine vllm -- --hf-overrides.rope_parameters '{\"rope_type\":\"yarn\",\"factor\":4.0}'"),
-        ("m -dp 8 --enable-expert-parallel --language-model-only", "m --attach 127.0.0.1:29550"
-            " --data-parallel-size 8 -- --language-model-only --enable-expert-parallel"),
+        ("m -dp 8 --enable-expert-parallel --mm-encoder-only", "m --attach 127.0.0.1:29550"
+            " --data-parallel-size 8 -- --mm-encoder-only --enable-expert-parallel"),
         ("m --data-parallel-size 16 --data-parallel-size-local 8 --data-parallel-address 10.0.0.1"
             " --data-parallel-rpc-port 9 --enable-expert-parallel --headless --data-parallel-start-rank 8",
             "m --data-parallel-size 16 --data-parallel-size-local 8 --attach 10.0.0.1:9 --"

@@ -61,6 +61,16 @@ class SyntheticOptions:
             le=65536,
         ),
     ] = 1
+    synthetic_image_tokens: Annotated[
+        int,
+        option(
+            "Maximum tokens of a picture, which has one for each square of 28 pixels; 0: the synthetic engine "
+            "takes text only.",
+            "Synthetic engine",
+            ge=0,
+            le=65536,
+        ),
+    ] = 0
     synthetic_fault: Annotated[
         Annotated[str, Meta(pattern=r"^(error|exit|hang|stream-error)@[0-9]+\Z")] | None,
         option(

@@ -15,7 +15,7 @@ _ONE_ADDRESS = (
 _BALANCER = "API servers share one address and spread requests over all engines"
 _DOCS = "--no-web-page switches the page off; the API's description needs a key where the API does"
 _NO_TEXTS = "requests and replies are not logged; --access-log all logs one line for each"
-_TEXT_ONLY = "Penstock serves text only"
+_ONE_MEDIA_CACHE = "preprocessed pictures are always in one cache of the host's, --media-cache"
 _VECTORS = MappedFlag("--runner pooling", alone=True, granted=("auto", "generate", "none"))
 _POOLER = "the files of a model say how its vectors and labels are made: modules.json and config.json"
 _SPECULATIVE = (
@@ -33,6 +33,7 @@ ADVICE: dict[str, Advice] = {
     "--otlp-traces-endpoint": MappedFlag("--otlp-endpoint", "http://HOST:4318, OTLP over HTTP"),
     "--shutdown-timeout": MappedFlag("--drain-timeout"),
     "--h11-max-incomplete-event-size": MappedFlag("--max-header-bytes", "of a request's line and headers"),
+    "--mm-processor-cache-gb": MappedFlag("--media-cache", "in bytes, with units: 4Gi"),
     "--data-parallel-address": MappedFlag("--coordinator", _ONE_ADDRESS),
     "--data-parallel-rpc-port": MappedFlag("--coordinator", _ONE_ADDRESS),
     "--data-parallel-rank": MappedFlag("--data-parallel-start-rank", _HOSTS),
@@ -63,6 +64,13 @@ ADVICE: dict[str, Advice] = {
     "--optimization-level": IgnoredFlag("Penstock's own engines compile nothing"),
     "--compilation-config": IgnoredFlag("Penstock's own engines compile nothing"),
     "--disable-log-stats": IgnoredFlag("--log-interval 0 ends the log's lines; /metrics is always served"),
+    "--mm-processor-cache-type": IgnoredFlag(_ONE_MEDIA_CACHE),
+    "--mm-shm-cache-max-object-size-mb": IgnoredFlag(_ONE_MEDIA_CACHE),
+    "--mm-tensor-ipc": IgnoredFlag(_ONE_MEDIA_CACHE),
+    "--mm-hasher-algorithm": IgnoredFlag("the keys of pictures are BLAKE2b"),
+    "--mm-encoder-tp-mode": IgnoredFlag("an engine of Penstock's own uses one device"),
+    "--skip-mm-profiling": IgnoredFlag("--encoder-cache-tokens bounds what pictures take"),
+    "--interleave-mm-strings": IgnoredFlag("pictures always stand where the messages have them"),
     # -- refused ---------------------------------------------------------------------------------------
     "--grpc": Unsupported("Penstock serves HTTP"),
     "--grpc-port": Unsupported("Penstock serves HTTP"),
@@ -70,7 +78,7 @@ ADVICE: dict[str, Advice] = {
     "--enable-log-outputs": Unsupported(_NO_TEXTS),
     "--chat-template-content-format": Unsupported("the format follows from the chat template"),
     "--trust-request-chat-template": Unsupported("requests cannot bring a chat template"),
-    "--trust-request-mm-kwargs": Unsupported(_TEXT_ONLY),
+    "--trust-request-mm-kwargs": Unsupported("--mm-processor-kwargs are the arguments of all requests"),
     "--response-role": Unsupported("the role of a reply is assistant"),
     "--return-tokens-as-token-ids": Unsupported("requests may set return_tokens_as_token_ids"),
     "--tool-parser-plugin": Unsupported("--tool-call-parser has the formats that are served"),
@@ -114,9 +122,9 @@ ADVICE: dict[str, Advice] = {
     "--download-dir": Unsupported("HF_HUB_CACHE is the directory of downloads"),
     "--hf-token": Unsupported("HF_TOKEN gives access to gated models"),
     "--override-generation-config": Unsupported("put a generation_config.json beside the model"),
-    "--allowed-local-media-path": Unsupported(_TEXT_ONLY),
-    "--enable-prompt-embeds": Unsupported(_TEXT_ONLY, with_any_engine=True),
-    "--limit-mm-per-prompt": Unsupported(_TEXT_ONLY),
+    "--enable-prompt-embeds": Unsupported("prompts are texts and pictures", with_any_engine=True),
+    "--enable-mm-embeds": Unsupported("prompts are texts and pictures"),
+    "--media-io-kwargs": Unsupported("it reads the first frame of a picture, and no video or sound"),
 }
 """Advice on the flags of the version in ``vllm_names.json``, by name."""
 

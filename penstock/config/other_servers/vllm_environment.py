@@ -13,6 +13,8 @@ HONOURED = {
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "keep_alive_timeout",
     "VLLM_LOG_STATS_INTERVAL": "log_interval",
     "VLLM_LOGGING_LEVEL": "log_level",
+    "VLLM_IMAGE_FETCH_TIMEOUT": "media_fetch_timeout",
+    "VLLM_MAX_IMAGE_PIXELS": "media_max_pixels",
 }
 """Field of Penstock's options by variable; any source of Penstock's own wins over it."""
 

@@ -91,7 +91,8 @@ RULES: tuple[Rule[ServeConfig], ...] = (
     ),
     needs(
         "synthetic_step_ms synthetic_tokens_per_step synthetic_acceptance_rate synthetic_fault "
-        "synthetic_prefill_tokens_per_s synthetic_script synthetic_dimensions synthetic_labels",
+        "synthetic_prefill_tokens_per_s synthetic_script synthetic_dimensions synthetic_labels "
+        "synthetic_image_tokens",
         lambda config: config.engine == "synthetic",
         "is for --engine synthetic, not {0.engine}",
     ),
@@ -205,6 +206,19 @@ RULES: tuple[Rule[ServeConfig], ...] = (
         lambda config: config.speculative_method == "none",
         "needs --speculative-method ngram, suffix or draft",
     ),
+    # -- pictures
+    excludes(
+        "media_workers allowed_media_domains allowed_local_media_path media_python mm_processor_kwargs "
+        "synthetic_image_tokens",
+        lambda config: config.language_model_only,
+        "does not go with --language-model-only, which takes no pictures",
+    ),
+    excludes(
+        "allowed_media_domains allowed_local_media_path media_python mm_processor_kwargs",
+        lambda config: config.media_workers == 0,
+        "does not go with --media-workers 0, which takes no pictures",
+    ),
+    needs("media_python", lambda config: config.engine == "vllm", "is for --engine vllm, not {0.engine}"),
     # -- a Ray cluster
     needs(
         "ray_address engine_resources api_server_hosts",

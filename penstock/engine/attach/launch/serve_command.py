@@ -28,6 +28,9 @@ SAME_NAME = (
     "enable_prefix_caching",
     "enforce_eager",
     "gpu_memory_utilization",
+    "limit_mm_per_prompt",
+    "mm_processor_kwargs",
+    "language_model_only",
 )
 """Options with the same name and meaning in vLLM; passed on when they are set."""
 OTHER_NAME = {"kv_cache_memory": "kv-cache-memory-bytes"}
