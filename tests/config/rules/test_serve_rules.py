@@ -41,7 +41,10 @@ from penstock.config.serve import ServeConfig
             {"language_model_only": True, "media_workers": 2},
             "--media-workers 2: does not go with --language-model-only",
         ),
-        ({"media_workers": 0, "allowed_media_domains": ["*"]}, "--allowed-media-domains \\*: does not go with"),
+        (
+            {"media_workers": 0, "allowed_media_domains": ["*"]},
+            "--allowed-media-domains \\*: does not go with",
+        ),
         ({"media_python": "/usr/bin/python3"}, "--media-python /usr/bin/python3: is for --engine vllm"),
         ({"limit_mm_per_prompt": '{"image": -1}'}, "--limit-mm-per-prompt .*it takes a JSON object such as"),
         ({"mm_processor_kwargs": "[]"}, "--mm-processor-kwargs .*: Expected `object`"),
