@@ -64,8 +64,8 @@ class SyntheticOptions:
     synthetic_image_tokens: Annotated[
         int,
         option(
-            "Maximum tokens of a picture, which has one for each square of 28 pixels; 0: the synthetic engine "
-            "takes text only.",
+            "Maximum tokens of a picture, which has one for each square of 28 pixels; 0: the synthetic "
+            "engine takes text only.",
             "Synthetic engine",
             ge=0,
             le=65536,
