@@ -48,7 +48,7 @@ MAX_FUNCTION_LINES = 60
 LONG_FUNCTIONS = {
     "penstock.api.process._build": 99,
     "penstock.engine.loop.process.__init__": 68,
-    "penstock.engine.torch.cuda.kernels._attend": 124,
+    "penstock.engine.torch.cuda.kernels._attend": 120,
     "penstock.engine.torch.cuda.kernels._launch": 79,
     "penstock.engine.torch.engine.__init__": 104,
     "penstock.gateway.assembly.assemble": 104,

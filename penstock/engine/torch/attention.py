@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -127,19 +127,25 @@ class PagedAttention:
         """Set before each forward pass: whether some rows may overflow (:func:`_bounded`)."""
 
     def layout_of(
-        self, batch: Batch, blocks: BlockTables, positions: NDArray[np.int64], device: torch.device
+        self,
+        batch: Batch,
+        blocks: BlockTables,
+        positions: NDArray[np.int64],
+        device: torch.device,
+        reach: NDArray[np.int64] | None = None,
     ) -> tuple[Tensor, Layout]:
         """int64[T]: ``positions`` on the device; and the layout of a batch whose parts have blocks for all
-        their tokens."""
+        their tokens. ``reach``: see :func:`build_attention_metadata`."""
         if self.tables is None:
             layout = {
-                geometry.kv_heads: build_attention_metadata(batch, blocks, positions, geometry, device)
+                geometry.kv_heads: build_attention_metadata(batch, blocks, positions, geometry, device, reach)
                 for geometry in self.geometries
             }
             return to_device(positions, device), layout
-        both = np.stack((positions, np.repeat(batch.slots, batch.count)))
-        places, owners = to_device(both, device).unbind()
-        return places, self.tables.layout(batch, owners, places, blocks, self._tile)
+        columns = [positions, np.repeat(batch.slots, batch.count), *([] if reach is None else [reach])]
+        places, owners, *seen = to_device(np.stack(columns), device).unbind()
+        layout_of_tables = self.tables.layout(batch, owners, places, blocks, self._tile)
+        return places, replace(layout_of_tables, reach=seen[0]) if seen else layout_of_tables
 
     def __call__(  # noqa: PLR0913 - as transformers calls it
         self,
@@ -241,7 +247,7 @@ def _attend(
     scoring: Scoring,
     product: Product | None,
 ) -> Tensor:
-    """Causal attention of query [n * C, H, D] → [n * C, H, V].
+    """Attention of query [n * C, H, D] to what is before it, or in reach → [n * C, H, V].
 
     ``product`` computes all widths alike; None: each as it is fastest.
     """
@@ -255,6 +261,8 @@ def _attend(
     own = part.own[:, None, None, :, None]
     distance = own - torch.arange(part.length, device=query.device)
     hidden = distance < 0  # [n, 1, 1, C, L]
+    if part.reach is not None:
+        hidden = distance < own - part.reach[:, None, None, :, None]
     if window is not None:
         hidden |= distance >= window
     if scoring.chunk is not None:

@@ -76,6 +76,8 @@ class AttentionPart:
     """int64[n, C]: each token's position in its history."""
     length: int
     """L: positions of each stream in ``pages``."""
+    reach: Tensor | None = None
+    """int64[n, C]: the last position that each token attends to; None: its own."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -88,13 +90,19 @@ class AttentionMetadata:
 
 
 def build_attention_metadata(
-    batch: Batch, blocks: BlockTables, positions: Ints, geometry: CacheGeometry, device: torch.device
+    batch: Batch,
+    blocks: BlockTables,
+    positions: Ints,
+    geometry: CacheGeometry,
+    device: torch.device,
+    reach: Ints | None = None,
 ) -> AttentionMetadata:
     """The metadata of a batch whose parts have blocks for all their tokens. ``positions`` int64[T]: of
-    :func:`token_positions`."""
+    :func:`token_positions`; ``reach`` int64[T]: the last position that each token attends to, within its
+    part; None: its own."""
     owners = np.repeat(batch.slots, batch.count)
     writes = _to(_cache_writes(blocks, geometry, owners, positions), device)
-    maker = _PartMaker(batch, blocks, geometry, device)
+    maker = _PartMaker(batch, blocks, geometry, device, reach)
     if _is_one_kind(batch):
         return AttentionMetadata(writes, [*maker.drafts(0), *maker.prefills()])
     parts = [*maker.decodes(), *maker.drafts(batch.singles), *maker.prefills()]
@@ -144,9 +152,15 @@ class _PartMaker:
     """Cut a batch into parts of similar length."""
 
     def __init__(
-        self, batch: Batch, blocks: BlockTables, geometry: CacheGeometry, device: torch.device
+        self,
+        batch: Batch,
+        blocks: BlockTables,
+        geometry: CacheGeometry,
+        device: torch.device,
+        reach: Ints | None,
     ) -> None:
         self._batch = batch
+        self._reach = reach
         self._blocks = blocks
         self._geometry = geometry
         self._device = device
@@ -174,22 +188,25 @@ class _PartMaker:
         start = batch.start[chosen].astype(np.int64)
         row = (np.cumsum(batch.count) - batch.count)[chosen]
         width = np.searchsorted(DRAFT_WIDTHS, count)
-        order = np.lexsort((count, start + count, width))
+        end = start + count
+        order = np.lexsort((count, end, width))
         ends = np.cumsum(np.bincount(width, minlength=len(DRAFT_WIDTHS) + 1))
         for alike in np.split(order, ends[:-1]):
-            yield from self._padded_parts(batch.slots[chosen][alike], row[alike], start[alike], count[alike])
+            slots = batch.slots[chosen][alike]
+            yield from self._padded_parts(slots, row[alike], start[alike], count[alike], end[alike])
 
     def prefills(self) -> Iterator[AttentionPart]:
         """Parts of the prompt chunks, cut into tiles; tiles of similar width and length are padded alike."""
         yield from self._padded_parts(*self._tiles())
 
     def _padded_parts(
-        self, slots: NDArray[np.intp], row: Ints, start: Ints, count: Ints
+        self, slots: NDArray[np.intp], row: Ints, start: Ints, count: Ints, end: Ints
     ) -> Iterator[AttentionPart]:
         """Parts of ``count`` tokens from position ``start`` of each slot, the first of which is at ``row`` in
-        the flat batch; sorted by end."""
-        for first, last in self._ranges(start + count, count):
+        the flat batch; sorted by ``end``, behind the last position that they attend to."""
+        for first, last in self._ranges(end, count):
             most = int(count[first:last].max())
+            longest = int(end[last - 1])
             within = np.arange(most)
             real = within < count[first:last, None]
             # a padding query repeats its stream's first token; its output is dropped
@@ -197,13 +214,14 @@ class _PartMaker:
             yield AttentionPart(
                 tokens=_to(tokens.reshape(-1), self._device),
                 real=None if real.all() else _to(np.flatnonzero(real), self._device),
-                pages=self._pages(slots[first:last], int((start + count)[first:last].max())),
+                pages=self._pages(slots[first:last], longest),
                 own=_to(start[first:last, None] + np.where(real, within, 0), self._device),
-                length=self._padded(int((start + count)[first:last].max())),
+                length=self._padded(longest),
+                reach=None if self._reach is None else _to(self._reach[tokens], self._device),
             )
 
-    def _tiles(self) -> tuple[NDArray[np.intp], Ints, Ints, Ints]:
-        """Slot, first row in the flat batch, start and count of each tile, sorted by end and count."""
+    def _tiles(self) -> tuple[NDArray[np.intp], Ints, Ints, Ints, Ints]:
+        """Slot, first row in the flat batch, start, count and end of each tile, sorted by end and count."""
         batch = self._batch
         rows = np.cumsum(batch.count) - batch.count
         chunks = slice(batch.decodes, None)
@@ -211,9 +229,13 @@ class _PartMaker:
         skipped = TILE * (np.arange(int(tiles.sum())) - np.repeat(np.cumsum(tiles) - tiles, tiles))
         count = np.minimum(np.repeat(batch.count[chunks], tiles) - skipped, TILE)
         start = np.repeat(batch.start[chunks], tiles) + skipped
-        order = np.lexsort((count, start + count))
-        slots = np.repeat(batch.slots[chunks], tiles)[order]
-        return slots, (np.repeat(rows[chunks], tiles) + skipped)[order], start[order], count[order]
+        row = np.repeat(rows[chunks], tiles) + skipped
+        end = start + count
+        if self._reach is not None and len(row):
+            end = np.maximum.reduceat(self._reach, row) + 1
+        order = np.lexsort((count, end))
+        slots = np.repeat(batch.slots[chunks], tiles)
+        return slots[order], row[order], start[order], count[order], end[order]
 
     def _ranges(self, length: Ints, width: Ints) -> Iterator[tuple[int, int]]:
         """Ranges of streams that form a part. ``length`` is in ascending order."""

@@ -43,7 +43,11 @@ def paged_attention(
     distance = layout.positions[:, None] - torch.arange(known.shape[2], device=keys.device)
     if slopes is not None:
         scores = scores - slopes.view(1, heads, 1) * distance[:, None]
-    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    hidden = distance < 0
+    if layout.reach is not None:
+        hidden = distance < (layout.positions - layout.reach)[:, None]
+    if window is not None:
+        hidden |= distance >= window
     if scoring.chunk is not None:
         hidden |= distance > layout.positions[:, None] % scoring.chunk
     scores = scores.masked_fill(hidden[:, None], -torch.inf)

@@ -197,6 +197,44 @@ def test_each_token_attends_to_its_own_history(
             torch.testing.assert_close(output[0, token], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("kernel", [None, KERNEL], ids=["gathered", "in-place"])
+def test_tokens_of_a_picture_attend_to_all_of_it(window: int | None, kernel: Kernel | None) -> None:
+    """Pictures over the border of a tile, one at the end of its chunk; beside text, decodes and drafts."""
+    torch.manual_seed(0)
+    parts = [(20, TILE + 60), (0, 40), (64, 1), (30, 3), (0, 70)]
+    pictures = {0: [(25, 60), (TILE + 10, TILE + 79)], 1: [(4, 39)]}
+    batch = make_batch(parts, drafts=1)
+    blocks, positions = make_blocks(batch, 16), token_positions(batch)
+    attention = make_attention(SHAPE, blocks, kernel)
+    for cache in (attention.keys[0], attention.values[0]):
+        cache[1:] = torch.randn_like(cache[1:])
+    owners, reach = np.repeat(batch.slots, batch.count), positions.copy()
+    for slot, spans in pictures.items():
+        for first, last in spans:
+            reach[(owners == slot) & (positions >= first) & (positions <= last)] = last
+    query, key, value = (
+        torch.randn(1, heads, len(positions), SIZE, device=DEVICE) for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
+    _, attention.layout = attention.layout_of(batch, blocks, positions, DEVICE, reach)
+    module: Any = SimpleNamespace(layer_idx=0)
+    output, _ = attention(module, query, key, value, None, sliding_window=window)
+    for token in [*range(0, len(positions), 7), *np.flatnonzero(reach > positions)[::5].tolist()]:
+        rows = np.arange(reach[token] + 1)
+        if window is not None:
+            rows = rows[rows > positions[token] - window]
+        table = torch.from_numpy(blocks.table[owners[token]]).to(DEVICE).long()
+        history = torch.stack(
+            [
+                cache[0][table].transpose(1, 2).flatten(0, 1)[rows]
+                for cache in (attention.keys, attention.values)
+            ]
+        )
+        expected = attended(query[0, :, token], history)
+        torch.testing.assert_close(output[0, token], expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("options", [{"softcap": 3.0, "sliding_window": 20}, {"slopes": True}], ids=str)
 def test_few_scores_at_a_time_change_nothing(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

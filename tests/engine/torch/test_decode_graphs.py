@@ -270,11 +270,13 @@ def test_sizes_are_few_and_waste_little() -> None:
 def test_padding_belongs_to_no_stream() -> None:
     tables = DeviceTables(3, 4, CPU)
     buffers = DecodeBuffers(4, tables, 32, CPU)
-    tokens, positions, layout = buffers.views(2)
+    tokens, rotary, layout = buffers.views(2)
     buffers.fill(4, torch.tensor([7, 8, 9]), np.array([0, 2, 1]), np.array([31, 30, 29]))
     buffers.fill(2, torch.tensor([5]), np.array([2]), np.array([9]))
     assert tokens[0] == 5
-    assert positions.tolist() == layout.positions.tolist() == [9, 0]
+    assert rotary.tolist() == layout.positions.tolist() == [9, 0]
+    buffers.fill(2, torch.tensor([5]), np.array([2]), np.array([9]), np.array([4]))
+    assert (rotary.tolist(), layout.positions.tolist()) == ([4, 0], [9, 0])
     assert layout.owners.tolist() == [2, tables.null_row]
     assert (layout.singles, layout.tiles, layout.longest) == (2, None, 32)
 
@@ -282,4 +284,4 @@ def test_padding_belongs_to_no_stream() -> None:
 def test_the_buffers_take_the_memory_that_they_state() -> None:
     buffers = DecodeBuffers(24, DeviceTables(24, 100, CPU), 1600, CPU)
     held = [value for value in vars(buffers).values() if isinstance(value, torch.Tensor)]
-    assert sum(tensor.nbytes for tensor in held) == 24 * 24
+    assert sum(tensor.nbytes for tensor in held) == 24 * 32

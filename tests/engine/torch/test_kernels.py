@@ -155,6 +155,22 @@ def test_head_sizes_and_groups(heads: int, kv_heads: int, size: int, dtype: torc
     assert_close(found, step)
 
 
+@pytest.mark.parametrize(("window", "filling"), [(None, 512), (20, 1)])
+def test_a_token_of_a_picture_attends_to_all_of_it(
+    window: int | None, filling: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over several tiles, and beyond a tile's own tokens by more than an iteration; history in two shares."""
+    monkeypatch.setattr(kernels, "FILLING", filling)
+    step = Step([(33, 1), (3, 5), (480, 36)], 4, 2, 16)
+    reach = step.layout.positions.clone()
+    reach[(reach >= 482) & (reach < 515)] = 514
+    layout = replace(step.layout, reach=reach)
+    found, _ = step.run(kernels.paged_attention, window, layout=layout)
+    expected, _ = step.run(plain, window, layout=layout)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found, step.run(plain, window)[0], atol=1e-3)
+
+
 @pytest.mark.parametrize("chunk", [24, 300])
 def test_a_token_attends_to_its_own_chunk(chunk: int) -> None:
     """Decodes, drafts and prompts in one chunk and over several; two programs share 600 positions."""

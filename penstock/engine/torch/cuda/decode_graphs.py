@@ -30,7 +30,8 @@ Replay = Callable[[], Tensor]
 Capture = Callable[[Replay], Replay]
 """Records the kernels of a call. The result launches them again, and returns the same tensor each time."""
 Forward = Callable[[Tensor, Tensor, PagedLayout], Tensor]
-"""Tokens int64[S], positions int64[S] and their layout → hidden states [S, H]."""
+"""Tokens int64[S], their positions for a rotary embedding int64[S], and their layout → hidden states [S,
+H]."""
 
 MAX_SIZE = 1024
 """Larger batches are not recorded: their kernels take longer than launching these (estimated, not
@@ -46,7 +47,7 @@ def padded_sizes(max_num_seqs: int) -> list[int]:
 
 
 class DecodeBuffers:
-    """The inputs of a decode step on the device, for up to M rows, in tensors that keep their addresses: 24
+    """The inputs of a decode step on the device, for up to M rows, in tensors that keep their addresses: 32
     bytes a row."""
 
     def __init__(self, rows: int, tables: DeviceTables, longest: int, device: torch.device) -> None:
@@ -55,26 +56,36 @@ class DecodeBuffers:
         self._longest = longest
         self.tables = tables
         self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)
-        # positions and owners of a size are next to each other, so that one copy fills them
-        self._places = torch.zeros(2 * rows, dtype=torch.int64, device=device)
+        # the columns of a size are next to each other, so that one copy fills them
+        self._places = torch.zeros(3 * rows, dtype=torch.int64, device=device)
 
     def views(self, size: int) -> tuple[Tensor, Tensor, PagedLayout]:
-        """The first ``size`` rows: tokens, positions and layout, which every :meth:`fill` changes."""
-        positions, owners = self._places[: 2 * size].view(2, size).unbind()
+        """The first ``size`` rows: tokens, positions for a rotary embedding, and layout, which every
+        :meth:`fill` changes."""
+        positions, owners, rotary = self._places[: 3 * size].view(3, size).unbind()
         layout = PagedLayout(self.tables.table, owners, positions, size, None, self._longest)
-        return self._tokens[:size], positions, layout
+        return self._tokens[:size], rotary, layout
 
-    def fill(self, size: int, tokens: Tensor, slots: NDArray[np.intp], positions: NDArray[np.int64]) -> None:
+    def fill(
+        self,
+        size: int,
+        tokens: Tensor,
+        slots: NDArray[np.intp],
+        positions: NDArray[np.int64],
+        rotary: NDArray[np.int64] | None = None,
+    ) -> None:
         """Enqueue copies of N tokens and their places to the first ``size`` rows; the rest is padding.
 
-        tokens: int64[N] on the device; slots, positions: of each token.
+        tokens: int64[N] on the device; slots, positions, rotary: of each token; without ``rotary``, the
+        rotary embedding takes the positions.
         """
         count = len(slots)
-        places = np.zeros((2, size), np.int64)
+        places = np.zeros((3, size), np.int64)
         places[0, :count] = positions
         places[1, :count], places[1, count:] = slots, self.tables.null_row
+        places[2, :count] = positions if rotary is None else rotary
         self._tokens[:count].copy_(tokens)
-        self._places[: 2 * size].copy_(to_device(places.reshape(-1), self._device), non_blocking=True)
+        self._places[: 3 * size].copy_(to_device(places.reshape(-1), self._device), non_blocking=True)
 
 
 class DecodeGraphs:
@@ -104,13 +115,18 @@ class DecodeGraphs:
         return batch.singles == len(batch) <= self._sizes[-1]
 
     def run(
-        self, tokens: Tensor, slots: NDArray[np.intp], positions: NDArray[np.int64], blocks: BlockTables
+        self,
+        tokens: Tensor,
+        slots: NDArray[np.intp],
+        positions: NDArray[np.int64],
+        blocks: BlockTables,
+        rotary: NDArray[np.int64] | None = None,
     ) -> Tensor:
         """[N, H]: hidden states of the N tokens of a batch, until the next run. Writes their keys and values
-        to the cache."""
+        to the cache. ``rotary``: see :meth:`DecodeBuffers.fill`."""
         size = self._sizes[bisect_left(self._sizes, len(tokens))]
         self._buffers.tables.copy_new(blocks, slots)
-        self._buffers.fill(size, tokens, slots, positions)
+        self._buffers.fill(size, tokens, slots, positions, rotary)
         return self._replays[size]()[: len(tokens)]
 
 

@@ -63,11 +63,27 @@ def _write(  # type: ignore[no-untyped-def]
     tl.store(values + at * VALUE_SIZE + value_size, v, mask=value_size < VALUE_SIZE)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _score(q, k, scaling, SOFTCAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    # rounded like transformers' eager attention, which stores these in the model's dtype
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if q.dtype == tl.float16:
+        scores = tl.minimum(tl.maximum(scores, -65504.0), 65504.0)
+    scores = (scores.to(q.dtype).to(tl.float32) * scaling).to(q.dtype).to(tl.float32)
+    if SOFTCAP > 0:
+        # tanh(x) = 1 - 2 / (exp(2x) + 1)
+        capped = (scores / SOFTCAP).to(q.dtype).to(tl.float32)
+        capped = (1.0 - 2.0 / (tl.exp(2.0 * capped) + 1.0)).to(q.dtype).to(tl.float32)
+        scores = (SOFTCAP * capped).to(q.dtype).to(tl.float32)
+    return scores
+
+
 @triton.jit(
     do_not_specialize=[
         "owners",
         "positions",
         "tiles",
+        "reaches",
         "scaling",
         "width",
         "base",
@@ -85,6 +101,7 @@ def _attend(  # type: ignore[no-untyped-def]
     owners,
     positions,
     tiles,
+    reaches,
     slopes,
     sinks,
     scaling,
@@ -108,6 +125,7 @@ def _attend(  # type: ignore[no-untyped-def]
     ALIBI: tl.constexpr,
     SINKS: tl.constexpr,
     TILED: tl.constexpr,
+    REACHING: tl.constexpr,
     SPLIT: tl.constexpr,
     POSITIONS: tl.constexpr,
 ):
@@ -133,7 +151,10 @@ def _attend(  # type: ignore[no-untyped-def]
     if ALIBI:
         slope = tl.load(slopes + heads, mask=member < GROUP, other=0.0)
 
-    begin, end = 0, start + count
+    begin, end, reach = 0, start + count, own
+    if REACHING:
+        reach = tl.load(reaches + first + token, mask=token < count, other=0).to(tl.int32)
+        end = tl.max(reach, 0) + 1
     if WINDOW > 0:
         begin = tl.maximum(start - WINDOW + 1, 0) // POSITIONS * POSITIONS
     if CHUNK > 0:
@@ -157,20 +178,11 @@ def _attend(  # type: ignore[no-untyped-def]
         entry = (page.to(tl.int64) * KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE
         there = known[:, None] & (size < SIZE)[None, :]
         k = tl.load(keys + (entry * SIZE)[:, None] + size[None, :], mask=there, other=0.0)
-        # rounded like transformers' eager attention, which stores these in the model's dtype
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if q.dtype == tl.float16:
-            scores = tl.minimum(tl.maximum(scores, -65504.0), 65504.0)
-        scores = (scores.to(q.dtype).to(tl.float32) * scaling).to(q.dtype).to(tl.float32)
-        if SOFTCAP > 0:
-            # tanh(x) = 1 - 2 / (exp(2x) + 1)
-            capped = (scores / SOFTCAP).to(q.dtype).to(tl.float32)
-            capped = (1.0 - 2.0 / (tl.exp(2.0 * capped) + 1.0)).to(q.dtype).to(tl.float32)
-            scores = (SOFTCAP * capped).to(q.dtype).to(tl.float32)
+        scores = _score(q, k, scaling, SOFTCAP)
         distance = own[:, None] - position[None, :]
         if ALIBI:
             scores -= slope[:, None] * distance
-        seen = known[None, :] & (distance >= 0)
+        seen = known[None, :] & (position[None, :] <= reach[:, None])
         if WINDOW > 0:
             seen = seen & (distance < WINDOW)
         if CHUNK > 0:
@@ -306,21 +318,19 @@ def _launch(
     total, heads, size = query.shape
     _, kv_heads, block_size, value_size = values.shape
     group = heads // kv_heads
-    grouped = triton.next_power_of_2(group)
     if tiled:
         assert layout.tiles is not None
         tiles, base, tokens = len(layout.tiles), layout.singles, tokens_per_tile(group, size, query.dtype)
     else:
         tiles, base, tokens = layout.singles, 0, 1
-    if tokens * grouped < MIN_DOT_ROWS:
-        grouped = MIN_DOT_ROWS // tokens
+    grouped = max(int(triton.next_power_of_2(group)), MIN_DOT_ROWS // tokens)
     rows = total - base if tiled else tiles
+    reaching = tiled and layout.reach is not None
     splits = _splits(tiles * kv_heads, layout.longest)
     sums = bounds = output  # unused without splits
     if splits > 1:
         sums = torch.empty((rows, heads, splits, value_size), dtype=torch.float32, device=query.device)
         bounds = torch.empty((rows, heads, splits, 2), dtype=torch.float32, device=query.device)
-    row_bytes = _padded_size(max(size, value_size)) * query.element_size()
     _attend[(tiles, kv_heads, splits)](
         query,
         keys,
@@ -332,6 +342,7 @@ def _launch(
         layout.owners,
         layout.positions,
         layout.tiles if tiled else layout.owners,
+        layout.reach if reaching else layout.owners,
         scoring.slopes if scoring.slopes is not None else output,
         scoring.sinks if scoring.sinks is not None else output,
         scoring.scale,
@@ -354,8 +365,9 @@ def _launch(
         ALIBI=scoring.slopes is not None,
         SINKS=scoring.sinks is not None,
         TILED=tiled,
+        REACHING=reaching,
         SPLIT=splits > 1,
-        POSITIONS=min(MAX_POSITIONS, max(FEWEST_POSITIONS, POSITION_BYTES // row_bytes)),
+        POSITIONS=_positions(max(size, value_size), query.element_size()),
         num_warps=8 if tokens * grouped >= 128 else 4,
         num_stages=2,
         enable_fp_fusion=True,  # its default depends on Triton's version
@@ -379,6 +391,11 @@ def _splits(programs: int, longest: int) -> int:
     """Programs that share each history, where there are ``programs`` without: a power of two."""
     wanted = min(FILLING // programs, longest // MIN_SHARE, MAX_SPLITS)
     return 1 if wanted < 2 else 1 << (wanted.bit_length() - 1)
+
+
+def _positions(size: int, element_bytes: int) -> int:
+    """Those that a program reads per iteration."""
+    return min(MAX_POSITIONS, max(FEWEST_POSITIONS, POSITION_BYTES // (_padded_size(size) * element_bytes)))
 
 
 def _padded_size(size: int) -> int:

@@ -39,6 +39,8 @@ class PagedLayout:
     all tokens behind the first ``singles``; None: there are none."""
     longest: int
     """Positions of the longest history at most."""
+    reach: Tensor | None = None
+    """int64[T]: the last position that each token of a tile attends to, within its part; None: its own."""
 
 
 class DeviceTables:

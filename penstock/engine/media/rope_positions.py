@@ -1,0 +1,88 @@
+"""Positions of tokens in time, height and width: what the rotary embedding of Qwen2-VL takes (M-RoPE).
+
+A picture of h by w features takes as many positions as its longer side, and its features lie on a grid of
+them; text behind it goes on from there. So a text token is behind its place in the history by one number for
+each stream, its *delta*; only the features of pictures have three positions that differ. (Wang et al.:
+Qwen2-VL, 2024, 2.1.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.engine.schedule.batch import Batch
+from penstock.wire.arrays import I32
+from penstock.wire.media.items import MediaItem
+
+Ints = NDArray[np.int64]
+
+
+def rope_positions(prompt: I32, media: Sequence[MediaItem], token: int, merge: int) -> tuple[I32, int]:
+    """int32[3, P]: positions in time, height and width of a prompt's tokens up to the end of its last
+    picture; and the delta, which those behind add to their place in the history.
+
+    prompt: int32[N] token ids; ``token``: the one that stands for a feature; ``merge``: patches in height,
+    and in width, that make a feature. Raises ValueError where the features of a picture are not those of its
+    grid.
+    """
+    pieces: list[NDArray[np.int32]] = []
+    place = following = 0
+    """In the history, and the position of the text there."""
+    for number, item in enumerate(media):
+        features = np.flatnonzero(prompt[item.offset : item.offset + item.length] == token) + item.offset
+        time, height, width = item.grid if len(item.grid) == 3 else (0, 0, 0)
+        shape = time, height // merge, width // merge
+        count = int(np.prod(shape))
+        first = int(features[0]) if len(features) else item.offset
+        if not count or len(features) != count or int(features[-1]) - first + 1 != count:
+            raise ValueError(
+                f"media[{number}]: a grid of {list(item.grid)} patches has {count} features next to each "
+                f"other, the prompt has {len(features)} tokens of id {token} in its span"
+            )
+        text = np.arange(following, following + first - place, dtype=np.int32)
+        following += first - place
+        grid = np.indices(shape, np.int32).reshape(3, count) + np.int32(following)
+        pieces += [np.broadcast_to(text, (3, len(text))), grid]
+        place, following = first + count, following + max(shape[1:])
+    return np.concatenate(pieces, 1) if pieces else np.zeros((3, 0), np.int32), following - place
+
+
+class RopePositions:
+    """Those of the running streams, by slot. Streams without pictures cost nothing, and decodes with pictures
+    one sum over the batch."""
+
+    def __init__(self, slots: int, token: int, merge: int) -> None:
+        """``token`` and ``merge``: see :func:`rope_positions`."""
+        self._token = token
+        self._merge = merge
+        self._delta = np.zeros(slots, np.int64)
+        self._prompts: dict[int, I32] = {}
+        """By slot: positions up to the end of the last picture."""
+
+    def begin(self, slot: int, prompt: I32, media: Sequence[MediaItem]) -> None:
+        """The slot has a stream with pictures. Raises ValueError as :func:`rope_positions` does."""
+        self._prompts[slot], self._delta[slot] = rope_positions(prompt, media, self._token, self._merge)
+
+    def end(self, slot: int) -> None:
+        """The slot's stream has left; it may have had no pictures."""
+        self._delta[slot] = 0
+        self._prompts.pop(slot, None)
+
+    def of(self, batch: Batch, positions: Ints) -> Ints | None:
+        """The positions of a flat batch for the rotary embedding: int64[3, T] if it has features of pictures,
+        else int64[T]; None: they are ``positions`` int64[T], those in the histories."""
+        if not self._prompts or self._prompts.keys().isdisjoint(batch.slots.tolist()):
+            return None
+        rope: Ints = positions + np.repeat(self._delta[batch.slots], batch.count)
+        ends = np.cumsum(batch.count)
+        for part in np.flatnonzero(np.isin(batch.slots, list(self._prompts))).tolist():
+            known, start = self._prompts[int(batch.slots[part])], int(batch.start[part])
+            count = min(int(batch.count[part]), known.shape[1] - start)
+            if count > 0:
+                rope = np.repeat(rope[None], 3, 0) if rope.ndim == 1 else rope
+                first = int(ends[part] - batch.count[part])
+                rope[:, first : first + count] = known[:, start : start + count]
+        return rope
