@@ -18,10 +18,10 @@ class Certificates(NamedTuple):
     """Key and chain in one file."""
 
 
-def make(directory: Path) -> Certificates:
-    """An authority, and a certificate for 127.0.0.1 that it issued."""
+def make(directory: Path, name: str = "127.0.0.1") -> Certificates:
+    """An authority, and a certificate for ``name`` that it issued."""
     authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
+    issued = authority.issue_cert(name)
     paths = Certificates(*(str(directory / f"{part}.pem") for part in Certificates._fields))
     authority.cert_pem.write_to_path(paths.authority)
     for number, part in enumerate(issued.cert_chain_pems):

@@ -6,7 +6,8 @@ from penstock.wire.media.worker import Refusal
 
 
 class Refused(Exception):
-    """A picture is not prepared. ``message`` is for the client: it names the value and what is allowed."""
+    """``message`` is for the client: it names the value and what is allowed, and no field. It has no
+    credentials, no query of a URL and no address of the server's network."""
 
     def __init__(self, code: Refusal, message: str) -> None:
         super().__init__(message)
