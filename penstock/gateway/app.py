@@ -15,8 +15,8 @@ from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConne
 from penstock.gateway.relay.relay import Relay, reply_with_json
 from penstock.gateway.relay.write_batch import WriteBatch
 from penstock.gateway.requests.apis import error_body, rejection_reason
-from penstock.gateway.requests.body_rest import too_large
 from penstock.gateway.requests.bounded_name import bounded_name
+from penstock.gateway.requests.generation_body import read_generation
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.requests.named_response import RESPONSES
 from penstock.gateway.requests.via import Via
@@ -177,20 +177,18 @@ class GatewayApp:
             head = self._read_head(http, record)
             if derived is not None:
                 derived[self] = head
-        rest = None
         if intake.generates(record.method, record.path):
-            raw = await http.read_body(intake.bodies.max_read, too_large)
+            received = await read_generation(http, record.caller, intake.bodies)
         else:
-            raw, rest = await intake.bodies.read(http, record.caller)
+            received = await intake.bodies.read(http, record.caller)
         added = [*head.relayed, (REQUEST_ID, record.request_id.encode("latin-1")), head.via]
         return intake.read(
             record,
             http.headers,
-            raw,
+            received,
             session=head.session,
             relayed_headers=inject_trace_context(added, record.trace),
             target=without_query_key(http.path, http.target),
-            rest=rest,
         )
 
     def _read_head(self, http: HttpRequest, record: RequestRecord) -> _Head:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from tests.gateway.upload_server import Got, Handler, UploadServer, takes_all
 
 MIB = 1 << 20
 PLAIN = ("--upstream-http2", "off")
+JSON = {"content-type": "application/json"}
 BINARY = {"content-type": "application/octet-stream"}
 BOUNDARY = b"--x"
 FORM = {"content-type": "multipart/form-data; boundary=x"}
@@ -89,7 +91,7 @@ def test_a_large_body_takes_little_memory_over_either_version_of_http(server: Up
     with gateway(server.url, options=PLAIN) as inner, gateway(inner.url) as outer:
         outer.client.get("/v1/models")
         before = [resident(each) for each in (inner, outer)]
-        for size, headers in ((256 * MIB, {"content-length": str(256 * MIB)}), (32 * MIB, {})):
+        for size, headers in ((96 * MIB, {"content-length": str(96 * MIB)}), (32 * MIB, {})):
             server.got.clear()
             with outer.client.stream(
                 "POST", "/v1/files", content=blocks(size), headers={**BINARY, **headers}
@@ -194,6 +196,46 @@ def test_a_body_whose_rest_was_sent_goes_to_no_other_server() -> None:
             one.behaviour = takes_all
             for _ in range(4):
                 assert front.client.post("/v1/files", content=body, headers=BINARY).status_code == 200
+
+
+def picture_chat(model: str, *, first: bool) -> bytes:
+    """2 MB of JSON: an openai client writes the model last."""
+    url = "data:image/png;base64," + "QUJD" * (MIB // 2)
+    fields = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+    body = {"model": model, **fields} if first else {**fields, "model": model}
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(("model", "sent"), [("chat", "whisper-large"), ("other", "other")])
+def test_pictures_in_json_reach_the_server_as_they_were(
+    server: UploadServer, front: Gateway, model: str, sent: str
+) -> None:
+    """Also if the model has another name there, wherever it stands."""
+    for first in (True, False):
+        body = picture_chat(model, first=first)
+        reply = front.client.post("/v1/chat/completions", content=body, headers=JSON)
+        assert reply.status_code == 200, reply.text
+        got = server.got.pop()
+        expected = picture_chat(sent, first=first)
+        assert got.digest.digest() == hashlib.sha256(expected).digest()
+        assert int(got.headers["content-length"]) == got.size
+
+
+def test_json_goes_on_as_it_comes_and_ends_only_if_all_of_it_may(
+    server: UploadServer, front: Gateway
+) -> None:
+    body = picture_chat("other", first=True)
+    for end, status in ((b"}", b"200"), (b',"model":"third"}', b"400")):
+        server.got.clear()
+        whole = body[:-1] + end
+        with connect(front) as client:
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(whole)
+            client.sendall(head + whole[:MIB])
+            eventually(lambda: bool(server.got) and server.got[0].size > 0)
+            client.sendall(whole[MIB:])
+            assert client.recv(4096).startswith(b"HTTP/1.1 %b " % status)
+        assert (server.got[0].size == len(whole)) is (status == b"200")
+    assert front.counts("endpoint_up") == {server.url: 1}
 
 
 def test_the_bound_of_relayed_bodies_is_its_own(server: UploadServer) -> None:

@@ -197,7 +197,7 @@ class Admission:
             weight=caller.weight,
             priority=record.priority,
             tokens=float(permit.input_tokens + permit.output_tokens),
-            size=len(incoming.raw),
+            size=incoming.size,
             timeout_s=timeout_s,
             deadline=record.began_at + self.longest_request_s,
         )

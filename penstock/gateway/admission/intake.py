@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 
 from penstock.gateway.admission.client_keys import ClientKeys
 from penstock.gateway.requests.apis import VECTOR_APIS
-from penstock.gateway.requests.body_rest import BodyLimits, BodyRest
+from penstock.gateway.requests.body_rest import BodyLimits, ReceivedBody
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.requests.caller import Caller
 from penstock.gateway.requests.gemini_path import model_in, names_its_model
+from penstock.gateway.requests.generation_body import MODEL_HEADER, CheckedRest
 from penstock.gateway.requests.incoming_request import IncomingRequest
+from penstock.gateway.requests.long_values import NO_VALUES, LongValues
 from penstock.gateway.requests.model_field import (
     described_model,
     named_beside,
@@ -77,21 +79,25 @@ class Intake:
         self,
         record: RequestRecord,
         headers: Headers,
-        raw: bytes | None,
+        received: ReceivedBody | None,
         *,
         session: str | None,
         relayed_headers: Headers,
         target: bytes,
         subset: frozenset[str] | None = None,
-        rest: BodyRest | None = None,
     ) -> IncomingRequest:
-        """The request of ``record`` with these ``headers`` and the body ``raw``; None: the body is not known.
-        ``rest`` follows it. Endpoints get ``relayed_headers``; ``session``: that of :meth:`session_in`.
-        Raises ApiError."""
-        record.bytes_in = len(raw or b"")
+        """The request of ``record`` with these ``headers`` and the body ``received``; None: it is not known.
+        Endpoints get ``relayed_headers``; ``session``: that of :meth:`session_in`. Raises ApiError."""
+        raw = None if received is None else received.text
+        rest = None if received is None else received.rest
+        values = NO_VALUES if received is None else received.values
+        record.bytes_in = came = 0 if received is None else received.size
         body, model = None, None
         if raw is not None and self.generates(record.method, record.path):
-            body = self._read_body(record, raw, target)
+            body = self._read_body(record, raw, target, values)
+            if isinstance(rest, CheckedRest):
+                body = msgspec.structs.replace(body, model=rest.model)
+                rest.check = partial(self._check_rest, record, target, rest.model)
             priority = self._priority(record.caller, body.priority, headers)
             if priority != body.priority:
                 body = msgspec.structs.replace(body, priority=priority)
@@ -120,12 +126,28 @@ class Intake:
             session=session,
             subset=subset,
             rest=rest,
+            values=values,
+            came=came,
         )
 
-    def _read_body(self, record: RequestRecord, raw: bytes, target: bytes) -> RequestBody:
+    def _check_rest(
+        self, record: RequestRecord, target: bytes, model: str, raw: bytes, values: LongValues
+    ) -> RequestBody:
+        """Read the whole body of a request that was routed by its beginning, for ``model``. Raises
+        ApiError."""
+        body = self._read_body(record, raw, target, values)
+        if body.model != model:
+            record.reason = "bad_body"
+            said, header = shown(body.model), MODEL_HEADER.decode()
+            text = f"model is {said!r}, and the header {header!r} has {shown(model)!r}."
+            raise ApiError(400, text, param="model")
+        record.streamed = body.stream
+        return body
+
+    def _read_body(self, record: RequestRecord, raw: bytes, target: bytes, values: LongValues) -> RequestBody:
         """Raises ApiError."""
         try:
-            body = read_request(raw, record.path, target)
+            body = read_request(raw, record.path, target, values)
             self._check_transfer(body.transfer_field)
         except ApiError:
             record.reason = "bad_body"

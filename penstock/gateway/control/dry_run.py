@@ -12,6 +12,7 @@ from penstock.gateway.admission.intake import Intake
 from penstock.gateway.control.endpoint_state import obstacles
 from penstock.gateway.models.directory import ModelDirectory
 from penstock.gateway.models.model_routes import ModelRoute
+from penstock.gateway.requests.body_rest import ReceivedBody
 from penstock.gateway.requests.caller import ANYONE, Caller
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.responses.request_record import RequestRecord
@@ -116,7 +117,7 @@ class DryRun:
         incoming = self._intake.read(
             record,
             [],
-            msgspec.json.encode(body),
+            ReceivedBody(msgspec.json.encode(body)),
             session=asked.session,
             relayed_headers=[(b"content-type", b"application/json")],
             target=path.encode(),

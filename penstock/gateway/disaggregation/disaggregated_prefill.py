@@ -105,7 +105,7 @@ class DisaggregatedPrefill:
         if incoming is None or not self._prefilling or not self._is_worthwhile(request):
             return
         candidates = self._candidates(request, incoming)
-        raw = prefill_body(incoming.path, incoming.raw) if candidates else None
+        raw = None if incoming.values or not candidates else prefill_body(incoming.path, incoming.raw)
         if raw is None:
             return
         running = asyncio.ensure_future(self._prefill(request, incoming, raw, candidates))

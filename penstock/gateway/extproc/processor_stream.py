@@ -27,6 +27,8 @@ from penstock.gateway.extproc.routed_requests import (
 )
 from penstock.gateway.relay.attempt import local_reply_headers
 from penstock.gateway.requests.apis import gateway_error, rejection_reason
+from penstock.gateway.requests.body_rest import ReceivedBody
+from penstock.gateway.requests.long_values import split_by_turns
 from penstock.gateway.responses.expected_reply import expected_reply, make_observer
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
@@ -209,13 +211,15 @@ class ProcessorStream:
         raw = bytes(self._body)
         self._body.clear()
         headers = [pair for pair in self._headers if not pair[0].startswith(b":")]
+        text, values = await split_by_turns(raw)
+        received = ReceivedBody(text, None, values, len(raw)) if raw else None
         intake = requests.intake
         reads_reply = intake.reads_reply(record.method, record.path)
         try:
             incoming = intake.read(
                 record,
                 headers,
-                raw or None,
+                received,
                 session=intake.session_in(headers),
                 relayed_headers=intake.relayed_headers(headers, reads_reply=reads_reply),
                 target=intake.routes.target(record.method, record.path, self._names.get(b":path", b"")),
@@ -245,7 +249,9 @@ class ProcessorStream:
         self._record, self._routed = None, routed
         requests.budget.hold(self, 0)
         assert request.incoming is not None, "the router has prepared it"
-        answers = list(self._forward(part, routed, raw, request.incoming_for(routed.endpoints[0]).raw))
+        sent = request.incoming_for(routed.endpoints[0]).raw
+        relayed = raw if sent == text else b"".join(values.filled(sent))
+        answers = list(self._forward(part, routed, raw, relayed))
         if part is MessagePart.REQUEST_TRAILERS:
             answers.append(CommonResponse(part))
         return answers

@@ -84,7 +84,7 @@ class PromptTokens:
         """The prompt's tokens, int32; None: it is not one text or conversation of texts, or nobody can tell.
         ``endpoints``: those that may be asked, the best one first."""
         fields = _FIELDS.get(incoming.path)
-        if fields is None or _has_media(incoming.raw):
+        if fields is None or incoming.values or _has_media(incoming.raw):
             return None
         try:
             body = _decode_fields(incoming.raw)

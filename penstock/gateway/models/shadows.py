@@ -69,7 +69,7 @@ class Shadows:
         if shadow is None or incoming is None:
             return
         name, step = shadow
-        large = incoming.rest is not None or len(incoming.raw) > MAX_BODY
+        large = incoming.rest is not None or bool(incoming.values) or incoming.size > MAX_BODY
         if step is None or len(self._running) >= MAX_RUNNING or large:
             self._counts[name, SKIPPED] += 1
             return

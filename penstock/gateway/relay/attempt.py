@@ -109,7 +109,7 @@ class Attempt:
         self._on_fast_path = False
         self._has_fast_path = False
         """Whether plain events may come by the fast path."""
-        self._expects = expects
+        self.expects = expects
         self._strip_usage = strip_usage
         self._requester = requester
         self._held = held
@@ -143,7 +143,7 @@ class Attempt:
         self._observer = make_observer(
             status,
             headers,
-            self._expects,
+            self.expects,
             on_response=self._requester.on_response,
             strip_usage=self._strip_usage,
             held=self._held,
@@ -220,7 +220,7 @@ class Attempt:
     def on_end(self) -> None:
         self.leave_fast_path()
         self._write(self._observer.finish(self._clock()))
-        if self._expects == "stream" and self.status == 200 and self.seen.lacks_end:
+        if self.expects == "stream" and self.status == 200 and self.seen.lacks_end:
             self.on_broken("the stream ended without its terminator", Failure.NETWORK)
             return
         if not self.relayed:  # it had no body

@@ -30,9 +30,10 @@ from penstock.gateway.relay.retry_policy import (
     progress_of,
     refused_with_usage,
 )
-from penstock.gateway.relay.upload import upload
+from penstock.gateway.relay.upload import parts_of, upload
 from penstock.gateway.requests.apis import gateway_error, rejection_reason
 from penstock.gateway.requests.body_rest import BodyRest
+from penstock.gateway.requests.generation_body import CheckedRest, HeldRest
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.requests.request_body import STREAMING_PATHS
 from penstock.gateway.responses.expected_reply import expected_reply
@@ -53,6 +54,7 @@ from penstock.gateway.upstream.exchange import Exchange, Headers, UpstreamError,
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.admission import BEGUN, retry_headers
 from penstock.http.errors import ApiError
+from penstock.http.request import ClientGone
 from penstock.logging_setup import RateLimitedLog
 
 if TYPE_CHECKING:
@@ -121,6 +123,8 @@ class Relay:
         body = incoming.body
         if body is None or not body.stream or incoming.path not in STREAMING_PATHS:
             return False
+        if incoming.rest is not None:  # nothing is added to what is not known
+            return False
         if self.include_usage == "require":
             return body.include_usage is not True
         return self.include_usage == "auto" and body.include_usage is None and not endpoint.rejects_usage
@@ -176,6 +180,8 @@ class _RequestRelay:
         self._backs_off = False
         """Whether the endpoint has said when to come back."""
         self._clock = relay.clock
+        self._rest: BodyRest | HeldRest | None = None
+        """What is sent to it after the beginning of the body."""
         self._deadline = 0.0
         """When the request has taken too long for the current endpoint."""
 
@@ -248,10 +254,11 @@ class _RequestRelay:
 
     async def _send_until_answered(self, endpoint: Endpoint) -> bool:
         relay, record = self._relay, self._record
-        self.translation = None if endpoint.apis is None else await self._translate(endpoint)
+        self.translation = await self._translate(endpoint)
         incoming = self._incoming if self.translation is None else self.translation.incoming
         self._with_usage = relay.wants_usage(incoming, endpoint)
-        fresh = self._incoming.rest is not None  # it is sent once: not on a connection that may be closing
+        # What is sent in parts does not go on a connection that may be closing.
+        fresh = incoming.rest is not None or bool(incoming.values)
         while True:
             try:
                 exchange = self._ready_exchange(endpoint, fresh=fresh)
@@ -268,7 +275,7 @@ class _RequestRelay:
             try:
                 await attempt.ended
             finally:
-                if (rest := self._incoming.rest) is not None and rest.sending is not None:
+                if (rest := self._rest) is not None and rest.sending is not None:
                     rest.sending.cancel()
                 relay.running.discard(attempt)
                 self._client.listen(None)  # breaks a reference cycle
@@ -289,7 +296,7 @@ class _RequestRelay:
                 return self._finish_attempt(endpoint, TransportResult.DENIED, attempt, reason)
             return self._finish_attempt(endpoint, ending, attempt, attempt.reason)
 
-    def _end_upload(self, endpoint: Endpoint, attempt: Attempt, rest: BodyRest) -> bool:
+    def _end_upload(self, endpoint: Endpoint, attempt: Attempt, rest: BodyRest | HeldRest) -> bool:
         """Returns whether the request has ended, as the client has not sent the rest of its body, or more
         than it may: the endpoint is not at fault."""
         record, error = self._record, rest.refusal
@@ -349,19 +356,36 @@ class _RequestRelay:
         return None
 
     async def _translate(self, endpoint: Endpoint) -> Translation | None:
-        """The request as a chat completion; None: the endpoint speaks its API. Raises ApiError."""
-        from penstock.gateway.translation import translation  # with its dialects, and only where needed
-
+        """The request as a chat completion; None: the endpoint speaks its API. Waits for the whole body if
+        it is changed. Raises ApiError, ClientGone."""
+        if endpoint.apis is None and not isinstance(self._incoming.rest, CheckedRest):
+            return None
         try:
-            if endpoint.apis is None or not translation.is_translated(endpoint.apis, self._incoming):
+            translated = self._is_translated(endpoint)
+            if isinstance(self._incoming.rest, CheckedRest) and (
+                translated or self._incoming.is_changed or self._relay.include_usage == "require"
+            ):
+                self._request.incoming = whole = await self._incoming.whole()
+                self._record.bytes_in = whole.size
+            if not translated:
                 return None
+            from penstock.gateway.translation import translation  # with its dialects, and only where needed
+
             hosted = endpoint.upstream.hosted
             return await translation.translate(self._incoming, self._record.request_id, hosted=hosted)
-        except ApiError as error:
-            if not isinstance(error.code, str):
+        except (ApiError, ClientGone) as error:
+            if isinstance(error, ApiError) and not isinstance(error.code, str):
                 self._record.reason = "bad_body"
             endpoint.breaker.release_probe(self._sent_at)
             raise
+
+    def _is_translated(self, endpoint: Endpoint) -> bool:
+        """Raises ApiError."""
+        if endpoint.apis is None:
+            return False
+        from penstock.gateway.translation import translation
+
+        return translation.is_translated(endpoint.apis, self._incoming)
 
     def _start_attempt(self, endpoint: Endpoint, exchange: Exchange) -> Attempt:
         """Send the request."""
@@ -380,14 +404,14 @@ class _RequestRelay:
             limits=TimeLimits(endpoint.upstream.timeouts, self._deadline, self._clock),
         )
         raw = body.with_usage() if with_usage and body is not None else incoming.raw
-        rest = incoming.rest
-        left = 0 if rest is None else rest.left
-        request = UpstreamRequest(incoming.method.encode(), incoming.target, incoming.headers, raw, left)
+        first, rest = parts_of(incoming, raw)
+        self._rest, left = rest, 0 if rest is None else rest.left
+        request = UpstreamRequest(incoming.method.encode(), incoming.target, incoming.headers, first, left)
         exchange.send(request, attempt)
         relay.running.add(attempt)
         self._client.listen(attempt)
         if rest is not None:
-            rest.sending = asyncio.ensure_future(upload(rest, exchange, attempt))
+            rest.sending = asyncio.ensure_future(upload(rest, exchange, attempt, incoming.path))
         return attempt
 
     # -- see Requester

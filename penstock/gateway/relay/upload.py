@@ -6,6 +6,9 @@ import asyncio
 
 from penstock.gateway.relay.attempt import Attempt
 from penstock.gateway.requests.body_rest import BodyRest
+from penstock.gateway.requests.generation_body import SENT_BYTES, CheckedRest, HeldRest
+from penstock.gateway.requests.incoming_request import IncomingRequest
+from penstock.gateway.responses.expected_reply import expected_reply
 from penstock.gateway.upstream.exchange import Exchange
 from penstock.http.errors import ApiError
 from penstock.http.request import ClientGone
@@ -14,12 +17,26 @@ ERROR = 400
 """A reply with this status or a higher one may end before the body: nothing more is sent."""
 
 
-async def upload(rest: BodyRest, exchange: Exchange, attempt: Attempt) -> None:
+def parts_of(incoming: IncomingRequest, raw: bytes) -> tuple[bytes, BodyRest | HeldRest | None]:
+    """What is sent of a request at once, and what follows; ``raw``: its body, with marks for its values."""
+    if isinstance(incoming.rest, CheckedRest):
+        return incoming.rest.beginning, incoming.rest
+    if not incoming.values:
+        return raw, incoming.rest
+    pieces = incoming.values.filled(raw)
+    if sum(map(len, pieces)) <= SENT_BYTES:
+        return b"".join(pieces), None
+    return pieces[0], HeldRest(pieces[1:])
+
+
+async def upload(rest: BodyRest | HeldRest, exchange: Exchange, attempt: Attempt, path: str) -> None:
     """Send what is left, unless the attempt ends before. It is told when the client leaves, or does not send
-    what it may."""
+    what it may. ``path``: of the request."""
     try:
         while not attempt.ended.done():  # a connection that had ended has taken nothing of it
             part = await rest.read()
+            if rest.body is not None:
+                attempt.expects = expected_reply(rest.body, path)
             await exchange.send_part(part)
             if not part:
                 return

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from penstock.gateway.requests.caller import Caller
 from penstock.gateway.requests.form_scan import FormScan
+from penstock.gateway.requests.long_values import NO_VALUES, LongValues
 from penstock.gateway.requests.model_field import form_type
 from penstock.gateway.requests.relayed_routes import INFERENCE_ROUTES
+from penstock.gateway.requests.request_body import RequestBody
 from penstock.http.errors import ApiError
 from penstock.http.request import HttpRequest
 
@@ -29,6 +33,8 @@ class BodyRest:
         """Bytes that were read."""
         self.refusal: ApiError | None = None
         """What the client is to get, as the rest does not come or is too large."""
+        self.body: RequestBody | None = None
+        """What the whole body says, once it is known, if anybody asks."""
         self.sending: asyncio.Task[None] | None = None
         """Sends it to an endpoint."""
         self._http = http
@@ -46,6 +52,24 @@ class BodyRest:
         return part
 
 
+class ReceivedBody(msgspec.Struct, frozen=True):
+    """A body as far as it is read before the request is routed."""
+
+    text: bytes
+    """With marks in the place of ``values``. Of JSON with a rest, ended so that it is JSON."""
+    rest: BodyRest | None = None
+    """What follows; None: nothing."""
+    values: LongValues = NO_VALUES
+    """Long base64 of JSON."""
+    came: int | None = None
+    """Bytes that have come, with the values; None: those of ``text``."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that have come."""
+        return len(self.text) if self.came is None else self.came
+
+
 class BodyLimits:
     """The bounds of bodies, in bytes: of those that are read, and of others, which endpoints get as they
     come."""
@@ -53,7 +77,7 @@ class BodyLimits:
     def __init__(self, max_read: int, max_relayed: int) -> None:
         self.max_read, self._max_relayed = max_read, max(max_read, max_relayed)
 
-    async def read(self, http: HttpRequest, caller: Caller) -> tuple[bytes, BodyRest | None]:
+    async def read(self, http: HttpRequest, caller: Caller) -> ReceivedBody:
         """A body, or its beginning with the model, and its rest. Raises ApiError, ClientGone.
 
         JSON is read whole, as its model may stand anywhere; and all of a key that is for some models: a
@@ -63,7 +87,7 @@ class BodyLimits:
         length = None if given is None else int(given)
         small = http.body_complete or (length is not None and length <= BEGINNING)
         if small or caller.models or (length is None and caller.is_limited):
-            return await http.read_body(self.max_read, too_large), None
+            return ReceivedBody(await http.read_body(self.max_read, too_large))
         if length is not None and length > self._max_relayed:
             raise beyond_relayed()
         kind = form_type(http.headers)
@@ -77,10 +101,10 @@ class BodyLimits:
                 scan.done if scan is not None else kind or held[:BEGINNING].lstrip()[:1] not in _JSON
             ):
                 left = None if length is None else length - len(held)
-                return bytes(held), BodyRest(http, left, self._max_relayed - len(held))
+                return ReceivedBody(bytes(held), BodyRest(http, left, self._max_relayed - len(held)))
             if len(held) > self.max_read:
                 raise too_large(self.max_read) if scan is None else self._no_model()
-        return bytes(held), None
+        return ReceivedBody(bytes(held))
 
     def _no_model(self) -> ApiError:
         text = (

@@ -7,6 +7,8 @@ from msgspec.structs import replace
 
 from penstock.gateway.requests.body_rest import BodyRest
 from penstock.gateway.requests.gemini_path import names_its_model, with_model
+from penstock.gateway.requests.generation_body import CheckedRest
+from penstock.gateway.requests.long_values import NO_VALUES, LongValues
 from penstock.gateway.requests.model_field import replace_model
 from penstock.gateway.requests.request_body import RequestBody, response_of
 from penstock.gateway.upstream.exchange import Headers
@@ -22,7 +24,8 @@ class IncomingRequest(msgspec.Struct, frozen=True):
     headers: Headers
     """End-to-end headers, see :func:`~penstock.gateway.upstream.exchange.without_hop_by_hop`."""
     raw: bytes
-    """The body's bytes, but for its ``rest``."""
+    """The body's bytes, but for its ``rest``; with marks for its ``values``. Of a body with a
+    :class:`~penstock.gateway.requests.generation_body.CheckedRest` it is what routing reads, and not sent."""
     body: RequestBody | None
     """None when the request does not generate; only the model is read of its body."""
     model: str | None = None
@@ -33,11 +36,21 @@ class IncomingRequest(msgspec.Struct, frozen=True):
     """Addresses and ports of the endpoints that Envoy allows; None: all."""
     rest: BodyRest | None = None
     """What follows of the body; None: nothing."""
+    values: LongValues = NO_VALUES
+    """Long base64 of the body."""
+    came: int | None = None
+    """Bytes that the client has sent before the ``rest``; None: those of ``raw``."""
 
     @property
     def size(self) -> int:
         """Bytes of the body, as far as it is known."""
-        return len(self.raw) + (0 if self.rest is None else self.rest.left or 0)
+        came = len(self.raw) if self.came is None else self.came
+        return came + (0 if self.rest is None else self.rest.left or 0)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the endpoint gets another model than its rest may name, which is not read yet."""
+        return isinstance(self.rest, CheckedRest) and self.rest.model != self.model
 
     def allows(self, destination: str) -> bool:
         """Whether Envoy allows the endpoint with this address and port."""
@@ -55,6 +68,8 @@ class IncomingRequest(msgspec.Struct, frozen=True):
         if self.body is None:
             raw = replace_model(self.headers, self.raw, model, partial=self.rest is not None)
             return replace(self, model=model, raw=raw)
+        if isinstance(self.rest, CheckedRest):
+            return replace(self, model=model, body=replace(self.body, model=model))
         body = self.body.with_model(model)
         return replace(self, model=model, raw=body.raw, body=body)
 
@@ -64,6 +79,19 @@ class IncomingRequest(msgspec.Struct, frozen=True):
         assert self.body is not None, "only requests that generate have a prompt"
         body = self.body.with_transfer(params)
         return replace(self, raw=body.raw, body=body)
+
+    async def whole(self) -> IncomingRequest:
+        """The request with all of its body, of which the rest was not read yet. Raises ApiError,
+        ClientGone."""
+        rest = self.rest
+        assert isinstance(rest, CheckedRest), "others are only relayed"
+        assert self.model is not None, "it generates"
+        held = await rest.hold()
+        body = rest.check(held.text, held.values)
+        came = replace(
+            self, raw=held.text, body=body, rest=None, values=held.values, came=held.came, model=rest.model
+        )
+        return came.for_model(self.model)
 
     @property
     def response(self) -> str | None:

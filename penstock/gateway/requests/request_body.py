@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.gateway.requests.apis import APIS
 from penstock.gateway.requests.gemini_path import is_stream, model_in
+from penstock.gateway.requests.long_values import MARK_BYTES, NO_VALUES, LongValues
 from penstock.gateway.requests.named_response import COMPACT, RESPONSES, response_in_body, response_in_path
 from penstock.gateway.requests.one_meaning import check_meaning
 from penstock.http.body_errors import malformed, wrong_type
@@ -17,6 +18,8 @@ STREAMING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 """Routes whose requests have ``stream_options.include_usage``."""
 TOKEN_BYTES = 4
 """Estimate of the bytes of a token, as in English text."""
+PICTURE_TOKENS = 768
+"""Estimate of the tokens of a picture: OpenAI counts 765 for 1024 x 1024 pixels."""
 
 
 class _StreamOptions(msgspec.Struct):
@@ -77,6 +80,7 @@ class RequestBody(msgspec.Struct, frozen=True):
     """The fields of a generation request that picking and relaying use."""
 
     raw: bytes
+    """JSON; long base64 may be apart, see :mod:`penstock.gateway.requests.long_values`."""
     model: str
     stream: bool
     include_usage: bool | None
@@ -95,11 +99,14 @@ class RequestBody(msgspec.Struct, frozen=True):
     """The most tokens of the reply; None: not said."""
     transfer_field: str | None = None
     """The field by which the client names hosts from which a KV cache is fetched; None: it names none."""
+    pictures: int = 0
+    """Long base64 in the prompt."""
 
     @property
     def tokens(self) -> int:
         """Estimated prompt tokens."""
-        return len(self.prompt) // TOKEN_BYTES
+        text = len(self.prompt) - self.pictures * MARK_BYTES
+        return text // TOKEN_BYTES + self.pictures * PICTURE_TOKENS
 
     def with_usage(self) -> bytes:
         """The body with ``include_usage`` set."""
@@ -124,10 +131,12 @@ class RequestBody(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, raw=raw, model=model)
 
 
-def read_request(raw: bytes, path: str = "", target: bytes = b"") -> RequestBody:
+def read_request(
+    raw: bytes, path: str = "", target: bytes = b"", values: LongValues = NO_VALUES
+) -> RequestBody:
     """Decode the body of a generation request for ``path``, which came as ``target``, as Penstock's server
-    does: it accepts, for instance, a number as a boolean, and its errors are the same. Raises ApiError, also
-    for what other servers may read in another way."""
+    does: it accepts, for instance, a number as a boolean, and its errors are the same. ``values``: the base64
+    for which ``raw`` has marks. Raises ApiError, also for what other servers may read in another way."""
     try:
         if not raw.isascii():
             raw.decode()  # msgspec checks the UTF-8 of decoded strings only, and fields are rewritten later
@@ -156,18 +165,20 @@ def read_request(raw: bytes, path: str = "", target: bytes = b"") -> RequestBody
         )
     ]
     check_meaning(raw, (*texts, bytes(body.tools)))
+    prompt = b"".join(texts)
     return RequestBody(
         raw=raw,
         model=model,
         stream=stream,
         include_usage=None if options is None else options.include_usage,
         priority=body.priority or 0,
-        prompt=b"".join(texts),
+        prompt=prompt,
         session=_session(body),
         response=response_in_body(bytes(body.previous_response_id), bytes(body.input)),
         background=bytes(body.background) == b"true",
         most_output=_most_output(body),
         transfer_field=_transfer_field(body),
+        pictures=values.count(prompt) if values else 0,
     )
 
 

@@ -90,7 +90,7 @@ class Router:
         if incoming.model is not None:
             self.models.copy(incoming.model, session, request)
         looks_ahead = self.caches is not None or (self.prefill is not None and self.prefill.applies)
-        if body is not None and owners is None and looks_ahead:
+        if body is not None and incoming.rest is None and owners is None and looks_ahead:
             try:
                 await self._look_ahead(request, gone)
             except BaseException:  # the call is cancelled

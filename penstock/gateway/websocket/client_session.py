@@ -13,6 +13,7 @@ import msgspec
 from penstock.gateway.admission.oidc.token_pending import TokenPending
 from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConnection
 from penstock.gateway.requests.apis import rejection_reason
+from penstock.gateway.requests.body_rest import ReceivedBody
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.requests.named_response import RESPONSES
 from penstock.gateway.responses.outcome import Outcome
@@ -237,7 +238,7 @@ class ClientSession:
         incoming = intake.read(
             record,
             head.headers,
-            create.raw,
+            ReceivedBody(create.raw),
             session=head.session,
             relayed_headers=inject_trace_context(added, record.trace),
             target=head.target,

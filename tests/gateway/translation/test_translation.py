@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
+import msgspec
 import pytest
 
 from penstock.gateway.requests.incoming_request import IncomingRequest
+from penstock.gateway.requests.long_values import NO_VALUES, split
 from penstock.gateway.requests.request_body import GENERATION_PATHS, read_request
 from penstock.gateway.translation.translation import Translation, is_translated, translate
 from penstock.http.errors import ApiError
@@ -64,3 +67,25 @@ def test_where_they_are_sent(target: bytes, wanted: bytes) -> None:
 def test_a_large_body_is_translated_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.gateway.translation.translation.THREAD_BYTES", 10)
     assert isinstance(asyncio.run(translate(incoming("/v1/messages"), "r")), Translation)
+
+
+def test_a_picture_is_not_looked_at() -> None:
+    """The translated body has its mark; filled, it is what the translation of the whole body is."""
+    source = {"type": "base64", "media_type": "image/png", "data": "QUJD" * 20_000}
+    content = [{"type": "text", "text": "what?"}, {"type": "image", "source": source}]
+    fields = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": content}]}
+    body = json.dumps(fields).encode()
+    text, values = split(body)
+    split_body, whole = (
+        asyncio.run(
+            translate(
+                msgspec.structs.replace(
+                    incoming("/v1/messages"), raw=raw, body=read_request(raw), values=held
+                ),
+                "r",
+            )
+        ).incoming
+        for raw, held in ((text, values), (body, NO_VALUES))
+    )
+    assert len(split_body.raw) < 1000
+    assert b"".join(split_body.values.filled(split_body.raw)) == whole.raw

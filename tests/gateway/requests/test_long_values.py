@@ -1,0 +1,103 @@
+"""Long base64 is kept apart from a body, however it comes, and put back as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import random
+
+import pytest
+
+from penstock.gateway.requests.long_values import (
+    MARK_BYTES,
+    MIN_VALUE_BYTES,
+    NO_VALUES,
+    LongValueScan,
+    split,
+    split_by_turns,
+)
+from penstock.gateway.requests.request_body import PICTURE_TOKENS, TOKEN_BYTES, read_request
+from penstock.gateway.routing.prefix_affinity import prefix_blocks
+
+RANDOM = random.Random(7)
+PICTURE = base64.b64encode(RANDOM.randbytes(150_000)).decode()
+OTHER = base64.b64encode(RANDOM.randbytes(150_000)).decode()
+
+
+def chat(*pictures: str, text: str = 'é "what" \\ is it? ') -> bytes:
+    parts = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{each}"}} for each in pictures
+    ]
+    content = [{"type": "text", "text": text}, *parts]
+    return json.dumps({"messages": [{"role": "user", "content": content}], "model": "m"}).encode()
+
+
+@pytest.mark.parametrize("step", [1000, 65_535, 65_536, 1 << 20])
+def test_a_body_comes_back_as_it_was(step: int) -> None:
+    edges = ["A" * (MIN_VALUE_BYTES + more) for more in (-1, 0, 1)]
+    body = chat(PICTURE, *edges, OTHER, PICTURE, text="é\n" * 40_000)
+    scan, seen = LongValueScan(), -1
+    for at in range(0, len(body), step):
+        scan.feed(body[at : at + step])
+        if scan.in_value and seen < scan.values:
+            seen = scan.values
+            text, came = scan.beginning()
+            assert came == body[: len(came)]
+            assert len(came) == min(at + step, len(body)), "all that has come"
+            assert json.loads(text)["messages"][0]["role"] == "user"
+    text, values = scan.finish()
+    assert scan.size == len(body)
+    assert b"".join(values.filled(text)) == body
+    assert len(json.loads(text)["messages"][0]["content"]) == 7
+    assert values.count(text) == 5, "one of the edges is too short"
+    assert len(values.by_mark) == 4, "a picture that is sent twice is held once"
+
+
+def test_what_is_forgotten_is_still_told_apart() -> None:
+    body, scan = chat(PICTURE, OTHER), LongValueScan()
+    scan.feed(body[:100_000])
+    scan.forget()
+    scan.feed(body[100_000:])
+    text, values = scan.finish()
+    assert text == split(body)[0]
+    assert not any(values.by_mark.values())
+
+
+def test_prompts_are_counted_and_compared_by_their_pictures_digests() -> None:
+    (one, values), (same, _), (other, _) = (split(chat(*each)) for each in ((PICTURE,), (PICTURE,), (OTHER,)))
+    read = read_request(one, values=values)
+    assert read.pictures == 1
+    assert read.tokens == (len(read.prompt) - MARK_BYTES) // TOKEN_BYTES + PICTURE_TOKENS
+    assert read_request(one).pictures == 0, "a client wrote the mark"
+    assert one == same
+    assert one != other
+    long = {"text": "word " * 400}
+    blocks = [
+        prefix_blocks("m", read_request(split(chat(*[each] * 4, **long))[0]).prompt)
+        for each in (PICTURE, OTHER)
+    ]
+    assert blocks[0][:4] == blocks[1][:4]
+    assert blocks[0][-1] != blocks[1][-1]
+
+
+def test_small_bodies_and_texts_are_left_alone() -> None:
+    small = chat("A" * 8000)
+    assert split(small) == (small, NO_VALUES)
+    text = chat(text="no picture, but words " * 5000)
+    assert split(text)[0] == text
+
+
+def test_whole_bodies_are_searched_by_turns() -> None:
+    body = chat(PICTURE * 10, OTHER)
+
+    async def main() -> int:
+        turns, task = 0, asyncio.ensure_future(split_by_turns(body))
+        while not task.done():
+            turns += 1
+            await asyncio.sleep(0)
+        text, values = task.result()
+        assert b"".join(values.filled(text)) == body
+        return turns
+
+    assert asyncio.run(main()) > 3
