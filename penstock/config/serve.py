@@ -31,6 +31,7 @@ from penstock.config.options.streams import StreamedReplyOptions
 from penstock.config.options.synthetic import SyntheticOptions
 from penstock.config.options.tls import TlsOptions
 from penstock.config.options.tracing import TracingOptions
+from penstock.config.rules.allowed_hosts import AllowedHosts
 from penstock.config.rules.rule import check
 from penstock.config.rules.serve_rules import RULES, WITH_ATTACH, WITHOUT_ATTACH
 from penstock.config.rules.shared_rules import SHARED_RULES
@@ -82,6 +83,7 @@ class ServeConfig(
         read_effort_map(self.reasoning_effort_map)
         read_mm_limits(self.limit_mm_per_prompt)
         read_processor_kwargs(self.mm_processor_kwargs)
+        AllowedHosts(self.allowed_media_domains or ())
 
     @property
     def kv_events(self) -> KVEventsConfig:

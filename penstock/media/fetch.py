@@ -19,7 +19,7 @@ import httpcore
 import httpx
 
 from penstock import __version__
-from penstock.media.allowed_hosts import Address, AllowedHosts, address_of
+from penstock.config.rules.allowed_hosts import Address, AllowedHosts, address_of
 from penstock.media.local_files import read_local
 from penstock.media.refused import Refused
 

@@ -24,6 +24,7 @@ PRESENT = (
     "tokenizers",
     "huggingface-hub",
     "httpx",
+    "httpcore",
     "jinja2",
     "prometheus-client",
     "pyyaml",

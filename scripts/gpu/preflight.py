@@ -15,8 +15,20 @@ from scripts.gpu.measuring import shortened
 FOUND = "found: "  # begins the line with what was found; JSON follows
 SECONDS = 90.0  # PyTorch's libraries are read from a cold disk
 NEEDS = (
-    *("torch", "transformers", "safetensors", "numpy", "tokenizers", "huggingface_hub", "httpx", "jinja2"),
-    *("prometheus_client", "yaml", "rich", "psutil", "uvloop", "httptools", "hpack", "wsproto", "msgspec"),
+    *("torch", "transformers", "safetensors", "numpy", "tokenizers", "huggingface_hub", "httpx"),
+    *(
+        "httpcore",
+        "jinja2",
+        "prometheus_client",
+        "yaml",
+        "rich",
+        "psutil",
+        "uvloop",
+        "httptools",
+        "hpack",
+        "wsproto",
+        "msgspec",
+    ),
     *("orjson", "zmq", "fastokens", "llguidance", "setproctitle", "cryptography"),
 )
 """Modules: Penstock's requirements, and those of its torch engine."""

@@ -26,3 +26,8 @@ def test_arguments_of_the_processor() -> None:
     assert ServeConfig(mm_processor_kwargs='{"size": {"height": 1}}').processor_kwargs == {
         "size": {"height": 1}
     }
+
+
+def test_a_host_that_is_none_ends_the_start() -> None:
+    with pytest.raises(ValueError, match=r"--allowed-media-domains 'https://a\.test': it is none of DOMAIN"):
+        ServeConfig(allowed_media_domains=["b.test", "https://a.test"])

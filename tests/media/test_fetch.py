@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.rules.allowed_hosts import AllowedHosts
 from penstock.media import fetch as fetching
-from penstock.media.allowed_hosts import AllowedHosts
 from penstock.media.fetch import FetchPolicy, fetch
 from penstock.media.refused import Refused
 from tests import certificates

@@ -15,8 +15,6 @@ from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
-import httpx
-
 Address = IPv4Address | IPv6Address
 
 _LABEL = re.compile(r"[a-z0-9_-]{1,63}")
@@ -146,6 +144,9 @@ def _parse(text: str) -> _Entry:
 def _name(host: str, text: str) -> str:
     if host == "*":
         return host
+    # Read the way that URLs are, and imported only where there are entries.
+    import httpx
+
     below = "." if host.startswith((".", "*.")) else ""
     try:
         name = httpx.URL(
@@ -161,5 +162,6 @@ def _name(host: str, text: str) -> str:
 
 def _wrong(text: str) -> ValueError:
     return ValueError(
-        f"{text!r} is none of DOMAIN, *.DOMAIN, *, ADDRESS (each also with :PORT) and NETWORK/BITS"
+        f"--allowed-media-domains {text!r}: it is none of DOMAIN, *.DOMAIN, *, ADDRESS (each also with "
+        ":PORT) and NETWORK/BITS"
     )
