@@ -41,7 +41,7 @@ from penstock.engine.torch.memory import (
     num_cache_blocks,
 )
 from penstock.engine.torch.model import PagedModel
-from penstock.engine.torch.model_loader import ModelShape, pick_dtype, read_shape
+from penstock.engine.torch.model_loader import ModelShape, pick_dtype, read_head, read_shape
 from penstock.engine.torch.model_runner import ModelRunner, PendingOutput
 from penstock.engine.torch.out_of_memory import (
     describe_memory,
@@ -121,7 +121,8 @@ class TorchEngine:
             self._group = ProcessGroup(group, device)
         experts = None if self._group is None else ExpertParallel(self._group)
         progress("loading weights", 0.2)
-        model = PagedModel(model_dir, config, shape, dtype=dtype, device=device, experts=experts)
+        head = read_head(model_dir, config)
+        model = PagedModel(model_dir, config, shape, dtype=dtype, device=device, experts=experts, head=head)
         self._models, per_token = [model], [bytes_per_token(shape, dtype)]
         if draft_dir is not None and draft_shape is not None:
             self._models.append(load_draft_model(config, draft_dir, draft_shape, dtype, device))

@@ -32,6 +32,8 @@ from penstock.engine.torch.families.bloom import replace_attention
 from penstock.engine.torch.lm_head import LMHead
 from penstock.engine.torch.lora.lora_layers import LoraLayers
 from penstock.engine.torch.lora.lora_plan import LoraPlan
+from penstock.engine.torch.media.features import Features
+from penstock.engine.torch.media.parts import LanguagePart, PictureEncoder
 from penstock.engine.torch.memory import DeviceMemory, release_memory
 from penstock.engine.torch.model_loader import Head, ModelShape, load_model
 from penstock.engine.torch.out_of_memory import stating_shortage
@@ -59,7 +61,8 @@ class PagedModel:
         head: Head = "text",
     ) -> None:
         """Load the weights; with ``experts``, only this rank's share of the experts. ``head``: one that makes
-        no text has none of :attr:`head`. Raises ConfigError when they cannot be read."""
+        no text has none of :attr:`head`, one that sees has an :attr:`encoder`. Raises ConfigError
+        when they cannot be read."""
         from transformers import AttentionInterface
 
         self._name = f"penstock_paged_{next(_instances)}"
@@ -76,7 +79,9 @@ class PagedModel:
         self._attention: PagedAttention | None = None
         self._graphs: DecodeGraphs | None = None
         self._can_record = True
+        self._whole: Any = None
         self._model: Any = None
+        """The whole of it, or the part for text."""
         self._head: LMHead | None = None
         self._recorder: RouteRecorder | None = None
         self.lora: LoraLayers | None = None
@@ -94,11 +99,11 @@ class PagedModel:
             self._load()
         if self.lora is not None:
             self.lora.allocate()
-        self._head = self._make_head() if self._kind == "text" else None
+        self._head = self._make_head() if self._kind in ("text", "seeing") else None
 
     def _load(self) -> None:
         if self._model is None:
-            model = load_model(
+            whole = load_model(
                 self._model_dir,
                 self._config,
                 dtype=self.dtype,
@@ -107,23 +112,24 @@ class PagedModel:
                 experts=self._experts,
                 head=self._kind,
             )
-            self.parameters = dict(model.named_parameters(remove_duplicate=False))
+            self.parameters = dict(whole.named_parameters(remove_duplicate=False))
             if self._weight_map is None:
                 self._weight_map = WeightMap(
-                    model, self.parameters, (0, 1) if self._experts is None else self._experts.share
+                    whole, self.parameters, (0, 1) if self._experts is None else self._experts.share
                 )
+            model = LanguagePart(whole) if self._kind == "seeing" else whole
             if model.config.model_type == "bloom":
                 replace_attention(model, self._attend)
             elif model.config.model_type == "llama4_text":
                 llama4.adapt(model)
-            self._model, self._recorder = model, RouteRecorder(model)
+            self._whole, self._model, self._recorder = whole, model, RouteRecorder(model)
             if self._config.enable_lora:
                 self.lora = LoraLayers(model, self._config.max_loras, self._config.max_lora_rank)
             if self._config.batch_invariant:
                 refuse_device(self._device)
                 self._multiple = make_invariant(model)
         else:
-            self._model.to(self._device)
+            self._whole.to(self._device)
 
     def _make_head(self) -> LMHead:
         shape, projection = self._shape, self._model.get_output_embeddings()
@@ -227,9 +233,9 @@ class PagedModel:
         if self.lora is not None:
             self.lora.free()
         if drop_weights:
-            self._model = self.lora = self.parameters = self._recorder = None
+            self._whole = self._model = self.lora = self.parameters = self._recorder = None
         else:
-            self._model.to("cpu")
+            self._whole.to("cpu")
         release_memory(self._device)
 
     def wake_up(self) -> None:
@@ -266,6 +272,12 @@ class PagedModel:
         return self._head
 
     @property
+    def encoder(self) -> PictureEncoder | None:
+        """Of pictures; None: the model takes text alone."""
+        assert self._whole is not None, "the model is asleep"
+        return PictureEncoder(self._whole) if self._kind == "seeing" else None
+
+    @property
     def max_positions(self) -> int:
         """Tokens of a history that the model takes."""
         return self._shape.max_positions
@@ -285,6 +297,7 @@ class PagedModel:
         blocks: BlockTables,
         rows: Tensor,
         lora: LoraPlan | None = None,
+        features: Features | None = None,
         *,
         eager: bool = False,
     ) -> Tensor:
@@ -295,10 +308,11 @@ class PagedModel:
         """
         positions = token_positions(batch)
         attention = self.attention
-        if self._graphs is not None and lora is None and not eager and self._graphs.takes(batch):
+        eager = eager or lora is not None or features is not None
+        if self._graphs is not None and not eager and self._graphs.takes(batch):
             return self._graphs.run(tokens, batch.slots, positions, blocks).index_select(0, rows)
         places, layout = attention.layout_of(batch, blocks, positions, self._device)
-        return self.hidden(tokens, places, layout, rows, lora)
+        return self.hidden(tokens, places, layout, rows, lora, features)
 
     def hidden(
         self,
@@ -307,16 +321,18 @@ class PagedModel:
         layout: Layout,
         rows: Tensor,
         lora: LoraPlan | None = None,
+        features: Features | None = None,
     ) -> Tensor:
         """[S, H]: hidden states at ``rows`` of a flat batch, for ``head``.
 
         tokens, positions: int64[T]; rows: int64[S]. Writes the keys and values of all T tokens to the cache.
-        ``lora``: the adapters that run; their rows may overflow, and are then zero.
+        ``lora``: the adapters that run; their rows may overflow, and are then zero. ``features`` are in the
+        place of some tokens' embeddings.
         """
         if self._experts is not None:
             self._experts.begin_forward(len(tokens), self._device)
         try:
-            hidden = self._forward(tokens, positions, layout, lora).index_select(0, rows)
+            hidden = self._forward(tokens, positions, layout, lora, features).index_select(0, rows)
         finally:
             if self.lora is not None and lora is not None:
                 self.lora.end()
@@ -347,7 +363,12 @@ class PagedModel:
         raise ConfigError(f"{self._model_dir}: {type(self._model).__name__} has no layer for its labels")
 
     def _forward(
-        self, tokens: Tensor, positions: Tensor, layout: Layout, lora: LoraPlan | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        layout: Layout,
+        lora: LoraPlan | None = None,
+        features: Features | None = None,
     ) -> Tensor:
         """[T, H]: the last hidden states of all tokens."""
         self.attention.layout = layout
@@ -355,7 +376,11 @@ class PagedModel:
         if self.lora is not None:
             self.lora.begin(lora)
         tokens, positions = (_padded(column, self._multiple) for column in (tokens, positions))
-        output = self._model.base_model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+        model = self._model.base_model
+        inputs = {"input_ids": tokens[None]}
+        if features is not None:
+            inputs = {"inputs_embeds": features.embed(model.get_input_embeddings(), tokens)[None]}
+        output = model(**inputs, position_ids=positions[None], use_cache=False)
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 

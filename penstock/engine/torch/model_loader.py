@@ -18,6 +18,7 @@ from penstock.engine.pooling.supported_encoders import SUPPORTED_ENCODERS
 from penstock.engine.torch.expert_parallel import IMPLEMENTATION, ExpertParallel
 from penstock.engine.torch.experts import pick_experts
 from penstock.engine.torch.host_reads import remove_host_reads
+from penstock.engine.torch.media.families import seeing_family
 from penstock.engine.torch.out_of_memory import is_out_of_memory
 from penstock.engine.torch.supported_models import TEXT_PARTS, WITH_EXPERTS, check_supported
 from penstock.engine.torch.transformers_imports import import_transformers, made_without_compiler
@@ -25,10 +26,12 @@ from penstock.engine.torch.weight_map import TEXT_NAMES
 
 MADE_WHOLE = frozenset({"longrope", "proportional"})
 """Rotary embeddings that :func:`made_without_compiler` cannot make."""
-Head = Literal["text", "none", "labels", "token_labels"]
-"""What a model has behind its layers: an output projection, nothing, or a classifier of texts or tokens."""
+Head = Literal["text", "seeing", "none", "labels", "token_labels"]
+"""What a model has besides its layers: an output projection, that and an encoder of pictures, nothing, or a
+classifier of texts or tokens."""
 _CLASSES: dict[Head, tuple[str, str]] = {
     "text": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+    "seeing": ("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING"),
     "none": ("AutoModel", "MODEL_MAPPING"),
     "labels": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
     "token_labels": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
@@ -156,8 +159,8 @@ def _reused_layers(config: Any) -> dict[int, int]:
     return reused
 
 
-def read_config(model_dir: str) -> Any:
-    """transformers' configuration of the model, of the text part if it has others."""
+def read_config(model_dir: str, head: Head = "text") -> Any:
+    """transformers' configuration of the model; of its text part, if it has others and does not see."""
     import_transformers()
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
@@ -166,12 +169,17 @@ def read_config(model_dir: str) -> Any:
         config: Any = AutoConfig.from_pretrained(model_dir, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
         raise ConfigError(f"{model_dir}/config.json: {one_line(error)}") from None
-    if config.model_type not in TEXT_PARTS:
+    if config.model_type not in TEXT_PARTS or head == "seeing":
         return config
     text = config.text_config
     text.dtype = text.dtype or config.dtype
     text.tie_word_embeddings = config.tie_word_embeddings  # of these transformers reads the whole model's
     return text
+
+
+def read_head(model_dir: str, config: ServeConfig) -> Head:
+    """What a model that makes text is loaded with."""
+    return "text" if seeing_family(Path(model_dir), config) is None else "seeing"
 
 
 def _ropes(described: dict[str, Any]) -> list[dict[str, Any]]:
@@ -190,8 +198,9 @@ def load_model(
     experts: ExpertParallel | None = None,
     head: Head = "text",
 ) -> Any:
-    """A transformers causal LM on ``device``, or its layers with another ``head``. ``attention``: the
-    registered name of its attention function. ``experts``: loads only this rank's share of the experts; None:
+    """A transformers causal LM on ``device``, or its layers with another ``head``; one that sees has a causal
+    LM as a part (:class:`penstock.engine.torch.media.parts.LanguagePart`). ``attention``: the registered name
+    of the attention function for text. ``experts``: loads only this rank's share of the experts; None:
     all.
 
     Raises ConfigError when the weights cannot be read, or do not match config.json.
@@ -201,7 +210,9 @@ def load_model(
     logging.disable_progress_bar()  # progress is reported to the supervisor
     logging.set_verbosity_error()  # its warnings are ConfigErrors here
     torch.set_float32_matmul_precision("highest")  # float32 is no TF32, whatever the environment asks for
-    options = {"dtype": dtype, "attn_implementation": attention}
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
+    if head == "seeing":
+        options["attn_implementation"] = {"text_config": attention, "vision_config": "sdpa"}
     if experts is not None:
         options["experts_implementation"] = IMPLEMENTATION
     elif read_config(model_dir).model_type in WITH_EXPERTS:
@@ -246,7 +257,7 @@ def _class_for(head: Head, config: Any) -> Any:
 def _random_model(
     model_dir: str, seed: int, device: torch.device, options: dict[str, Any], head: Head
 ) -> Any:
-    config = read_config(model_dir)
+    config = read_config(model_dir, head)
     torch.manual_seed(seed)
     try:
         with torch.device(device):
@@ -267,7 +278,7 @@ def _read_model(
     from safetensors import SafetensorError
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, Mxfp4Config
 
-    config = read_config(model_dir)
+    config = read_config(model_dir, head)
     model_class: Any = _class_for(head, config)
     if getattr(config, "quantization_config", None) is not None:
         options["quantization_config"] = Mxfp4Config(dequantize=True)
@@ -275,12 +286,12 @@ def _read_model(
         model_class = experts.sharded_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     try:
         # their factors and zeros are of the meta device, and do not go with frequencies of the CPU
-        kinds = {rope.get("rope_type") for rope in _ropes(config.to_dict())}
+        kinds = {rope.get("rope_type") for rope in _ropes(config.get_text_config().to_dict())}
         with made_without_compiler() if kinds.isdisjoint(MADE_WHOLE) else nullcontext():
             model, report = model_class.from_pretrained(
                 model_dir,
                 config=config,
-                key_mapping=TEXT_NAMES,
+                key_mapping=None if head == "seeing" else TEXT_NAMES,
                 local_files_only=True,
                 use_safetensors=only_safetensors or None,
                 ignore_mismatched_sizes=True,  # reported below, by name

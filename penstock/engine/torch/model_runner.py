@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,12 +20,16 @@ from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch.attention_metadata import token_positions
 from penstock.engine.torch.experts import PendingRoutes
 from penstock.engine.torch.lora.lora_plan import LoraPlan, plan_lora
+from penstock.engine.torch.media.features import Features
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.sampling.sampler import Sampler, top_logprobs
 from penstock.engine.torch.sampling.sampler_output import SamplerOutput, TopLogprobs
 from penstock.engine.torch.transfer import to_device, to_device_together
 from penstock.wire.arrays import I32
 from penstock.wire.logprobs import Logprobs, concat_logprobs
+
+if TYPE_CHECKING:
+    from penstock.engine.media.spans import FeatureRows
 
 
 @dataclass(slots=True, frozen=True)
@@ -88,14 +93,18 @@ class ModelRunner:
         sampling: SamplingMetadata,
         device: torch.device,
         adapter_places: I32 | None = None,
+        pictures: Callable[[Batch], Iterable[tuple[FeatureRows, Tensor]]] | None = None,
     ) -> None:
-        """``adapter_places`` int32[slots]: the place of each slot's adapter; None: the engine runs none."""
+        """``adapter_places`` int32[slots]: the place of each slot's adapter; None: the engine runs none.
+        ``pictures``: see :meth:`penstock.engine.media.engine_media.EngineMedia.features`; None: the model
+        takes text alone."""
         self._model = model
         self._blocks = blocks
         self._table = sampling.table
         self._sampling = sampling
         self._device = device
         self._adapter_places = adapter_places
+        self._pictures = pictures
         self._last_lora: tuple[I32, LoraPlan | None] = np.zeros(0, np.int32), None
         """Places of the latest batch with adapters, and its plan: decodes have the same step after step."""
         self._last = torch.zeros(self._table.size, dtype=torch.int64, device=device)
@@ -116,8 +125,8 @@ class ModelRunner:
         self._sampling.prepare(batch.slots[batch.samples], batch.drafts)
         read = np.concatenate((rows.token, scored))
         tokens, at, slots = self._inputs(owners, positions, read, rows.slots)
-        lora = self._lora_plan(batch, owners)
-        hidden, routes = self._run(batch, tokens, at, lora, owners, positions)
+        inputs = self._lora_plan(batch, owners), self._features(batch)
+        hidden, routes = self._run(batch, tokens, at, inputs, owners, positions)
         kept = len(rows.token)
         sampled = [part.to_host() for part in self._sample(hidden[:kept], rows, slots)]
         prompts = None
@@ -134,15 +143,15 @@ class ModelRunner:
         batch: Batch,
         tokens: Tensor,
         rows: Tensor,
-        lora: LoraPlan | None,
+        inputs: tuple[LoraPlan | None, Features | None],
         owners: NDArray[np.intp],
         positions: NDArray[np.int64],
     ) -> tuple[Tensor, PendingRoutes | None]:
         """Hidden states at ``rows``, and the experts of the batch's tokens if a stream asks for them."""
         if not np.count_nonzero(self._sampling.needs[batch.slots] & SamplingFeature.ROUTED_EXPERTS):
-            return self._model.run(batch, tokens, self._blocks, rows, lora), None
+            return self._model.run(batch, tokens, self._blocks, rows, *inputs), None
         with self._model.recorder.recording() as recorded:
-            hidden = self._model.run(batch, tokens, self._blocks, rows, lora, eager=True)
+            hidden = self._model.run(batch, tokens, self._blocks, rows, *inputs, eager=True)
         generations = self._table.generation[owners]
         return hidden, PendingRoutes.of(owners, generations, positions, recorded)
 
@@ -168,6 +177,10 @@ class ModelRunner:
             plan = plan_lora(wanted, self._device)
             self._last_lora = wanted, plan
         return plan
+
+    def _features(self, batch: Batch) -> Features | None:
+        """Those of pictures that the batch computes with; pictures are encoded for it."""
+        return None if self._pictures is None else Features.of(self._pictures(batch), self._device)
 
     def _inputs(
         self, owners: NDArray[np.intp], positions: NDArray[np.int64], *more: NDArray[np.intp]

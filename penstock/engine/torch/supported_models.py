@@ -44,10 +44,12 @@ SUPPORTED_MODELS: dict[str, str] = {
     "granitemoe": "Granite 3 MoE",
     "hunyuan_v1_dense": "Hunyuan 0.5B to 7B",
     "hunyuan_v1_moe": "Hunyuan A13B",
+    "idefics3": "Idefics 3, with images",
     "internlm3": "InternLM 3",
     "llama": "Llama 1 to 3.3, Yi, SmolLM, TinyLlama and other models of this architecture",
     "llama4": "Llama 4 with image input: its text part",
     "llama4_text": "Llama 4, text only",
+    "llava": "LLaVA 1.5 and other models of this architecture, with images",
     "minimax_m2": "MiniMax M2",
     "ministral": "Ministral",
     "ministral3": "Ministral 3",
@@ -70,6 +72,7 @@ SUPPORTED_MODELS: dict[str, str] = {
     "qwen3_moe": "Qwen 3 MoE",
     "seed_oss": "Seed-OSS",
     "smollm3": "SmolLM 3",
+    "smolvlm": "SmolVLM, with images",
     "solar_open": "Solar Open",
     "stablelm": "StableLM",
     "starcoder2": "StarCoder 2",
@@ -81,11 +84,15 @@ with transformers' own."""
 TEXT_PARTS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "idefics3": "llama",
     "llama4": "llama4_text",
+    "llava": "llama",
     "mistral3": "mistral",
+    "smolvlm": "llama",
 }
-"""model_types of models with image input, of which the text part is run, that of ``text_config`` in
-config.json; and the model_type of a text part that states none."""
+"""model_types of models with image input, whose text part is that of ``text_config`` in config.json; and the
+model_type of a text part that states none. Of those in
+:data:`penstock.engine.torch.media.families.SEEING_FAMILIES` the whole is run, of others the text part."""
 
 
 WITH_EXPERTS = frozenset(

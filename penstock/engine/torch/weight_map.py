@@ -24,11 +24,13 @@ DTYPES = {
 }
 """Types of tensors that are taken, which are those of weights that are not quantized."""
 TEXT_NAMES = {
-    r"^(?:model\.language_model|language_model\.model)\.": "model.",
+    r"^(?:model\.(?:language_model|text_model)|language_model\.model)\.": "model.",
     r"^language_model\.lm_head\.": "lm_head.",
 }
 """From the names of a model's text part, those of its transformers model and those of released files, to the
 names of a model of text alone."""
+_TEXT_MODULES = r"(?:embed_tokens|layers|norm)\."
+"""Those of a language model, by which the names of a text part alone are known."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -52,7 +54,7 @@ class WeightMap:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming
 
-        rules = get_model_conversion_mapping(model, TEXT_NAMES)
+        rules = get_model_conversion_mapping(model, _names(model))
         self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         self._by_pattern = {pattern: rule for rule in self._converters for pattern in rule.source_patterns}
@@ -216,6 +218,15 @@ def read_tensor(tensor: StoredTensor) -> Tensor:
 def _empty(tensor: StoredTensor) -> Tensor:
     """A tensor of that shape without any bytes."""
     return torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device="meta")
+
+
+def _names(model: Any) -> dict[str, str]:
+    """From names that a checkpoint may have, besides those of its model's class, to the model's."""
+    if model.config.get_text_config() is model.config:
+        return TEXT_NAMES
+    text = model.get_decoder()
+    path = next(path for path, module in model.named_modules() if module is text)
+    return {rf"^{model.base_model_prefix}\.(?={_TEXT_MODULES})": f"{path}."}
 
 
 def _tied(parameters: Mapping[str, Tensor]) -> dict[str, str]:

@@ -151,10 +151,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granitemoe": {"logits_scaling": 3.0, "num_local_experts": 4, "attention_multiplier": 0.3},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": [2, 2]},
+    "idefics3": {},
     "internlm3": {},
     "llama": {},
     "llama4": _CHUNKED,
     "llama4_text": _CHUNKED | {"interleave_moe_layer_step": 2, "num_experts_per_tok": 2},
+    "llava": {},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
     "ministral": {"head_dim": 8, "sliding_window": 24},
     "ministral3": {"head_dim": 8, "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.5}},
@@ -181,14 +183,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**_EXPERTS, "head_dim": 16},
     "seed_oss": {"head_dim": 8},
     "smollm3": {},
+    "smolvlm": {},
     "solar_open": {**_GROUPED_EXPERTS, "head_dim": 8},
     "stablelm": {},
     "starcoder2": {"sliding_window": 24},
 }
+IMAGE = VOCAB - 1
+"""The image token of models with image input."""
+_TOWER: dict[str, Any] = {
+    "hidden_size": 24,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+    "initializer_range": 0.4,
+}
+_IDEFICS = {"vision_config": _TOWER, "scale_factor": 2, "image_token_id": IMAGE}
 OTHER_PARTS: dict[str, dict[str, Any]] = {
     "gemma3": {
         "vision_config": {"hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 1},
-        "image_token_index": VOCAB - 1,
+        "image_token_index": IMAGE,
     },
     "llama4": {
         "vision_config": {
@@ -201,7 +216,7 @@ OTHER_PARTS: dict[str, dict[str, Any]] = {
             "projector_input_dim": 32,
             "projector_output_dim": 32,
         },
-        "image_token_index": VOCAB - 1,
+        "image_token_index": IMAGE,
         "boi_token_index": VOCAB - 2,
         "eoi_token_index": VOCAB - 3,
     },
@@ -214,9 +229,15 @@ OTHER_PARTS: dict[str, dict[str, Any]] = {
             "num_attention_heads": 4,
             "head_dim": 8,
         },
-        "image_token_index": VOCAB - 1,
+        "image_token_index": IMAGE,
     },
     "gemma4": {},
+    "idefics3": _IDEFICS,
+    "llava": {
+        "vision_config": _TOWER | {"model_type": "clip_vision_model", "projection_dim": 32},
+        "image_token_index": IMAGE,
+    },
+    "smolvlm": _IDEFICS,
 }
 """Of models with image input; their text parts have the options of :data:`FAMILIES`."""
 _RENAMED = {

@@ -1,0 +1,88 @@
+"""Pictures as processors would prepare them, and what transformers says to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from tests.engine.torch.harness import DEVICE, IMAGE, VOCAB
+
+Arrays = dict[str, NDArray[Any]]
+MARKS = VOCAB - 2, VOCAB - 3
+"""Tokens before and behind those of a picture."""
+
+
+def pixels(random: np.random.Generator, *shape: int) -> NDArray[np.float32]:
+    return random.normal(size=shape).astype(np.float32)
+
+
+def _llava(random: np.random.Generator) -> tuple[Arrays, list[int]]:
+    return {"pixel_values": pixels(random, 1, 3, 16, 16)}, [IMAGE] * 16
+
+
+def _idefics(random: np.random.Generator) -> tuple[Arrays, list[int]]:
+    """One to four tiles of 16 x 16, the last of which is not filled."""
+    tiles = int(random.integers(1, 5))
+    mask = np.ones((1, tiles, 16, 16), np.int64)
+    mask[:, -1, 8:] = 0
+    arrays = {"pixel_values": pixels(random, 1, tiles, 3, 16, 16), "pixel_attention_mask": mask}
+    return arrays, [*([MARKS[0], *[IMAGE] * 4] * tiles), MARKS[1]]
+
+
+FAMILIES: dict[str, Callable[[np.random.Generator], tuple[Arrays, list[int]]]] = {
+    "idefics3": _idefics,
+    "llava": _llava,
+    "smolvlm": _idefics,
+}
+"""What a family's processor would make of a picture, here of a random one: the encoder's arrays, and the
+tokens in the place of its placeholder."""
+
+
+class Picture(NamedTuple):
+    key: bytes
+    arrays: Arrays
+    ids: list[int]
+
+
+def picture(family: str, number: int) -> Picture:
+    arrays, ids = FAMILIES[family](np.random.default_rng(number))
+    return Picture(number.to_bytes(16, "little"), arrays, ids)
+
+
+@torch.inference_mode()
+def generated(model: transformers.PreTrainedModel, prompt: Sequence[int | Picture], tokens: int) -> list[int]:
+    """The continuation of a prompt by transformers itself."""
+    ids = torch.tensor([flat(prompt)], device=DEVICE)
+    pictures = [part for part in prompt if isinstance(part, Picture)]
+    output = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=tokens,
+        do_sample=False,
+        pad_token_id=2,
+        **together(pictures),
+    )
+    continued: list[int] = output[0, ids.shape[1] :].tolist()
+    return continued
+
+
+def flat(prompt: Sequence[int | Picture]) -> list[int]:
+    """Token ids of texts and pictures."""
+    return [token for part in prompt for token in (part.ids if isinstance(part, Picture) else [part])]
+
+
+def together(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
+    """The arrays of a prompt's pictures as a processor gives them: tiles of one prompt side by side."""
+    if not pictures:
+        return {}
+    names = pictures[0].arrays
+    axis = 1 if names["pixel_values"].ndim == 5 else 0
+    return {
+        name: torch.from_numpy(np.concatenate([each.arrays[name] for each in pictures], axis)).to(DEVICE)
+        for name in names
+    }
