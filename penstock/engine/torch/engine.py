@@ -183,14 +183,7 @@ class TorchEngine:
             device=device_name(device),
             dtype=str(dtype).removeprefix("torch."),
             kv_cache_tokens=blocks * config.block_size,
-            cache_config={
-                "block_size": str(config.block_size),
-                "cache_dtype": str(dtype).removeprefix("torch."),
-                "enable_prefix_caching": str(config.enable_prefix_caching),
-                "gpu_memory_utilization": str(config.gpu_memory_utilization),
-                "kv_cache_memory_bytes": str(config.kv_cache_memory),
-                "num_gpu_blocks": str(blocks),
-            },
+            cache_config=_cache_config(config, dtype, blocks),
             lora=lora,
         )
         if self._group is not None:
@@ -453,6 +446,18 @@ class TorchEngine:
         """Forget what is computed; streams that run are computed again, as after a preemption."""
         self._scheduler.preempt_all()
         self._scheduler.reset_caches()
+
+
+def _cache_config(config: ServeConfig, dtype: torch.dtype, blocks: int) -> dict[str, str]:
+    """Labels of vLLM's ``vllm:cache_config_info``."""
+    return {
+        "block_size": str(config.block_size),
+        "cache_dtype": str(dtype).removeprefix("torch."),
+        "enable_prefix_caching": str(config.enable_prefix_caching),
+        "gpu_memory_utilization": str(config.gpu_memory_utilization),
+        "kv_cache_memory_bytes": str(config.kv_cache_memory),
+        "num_gpu_blocks": str(blocks),
+    }
 
 
 def _lora_info(config: ServeConfig, layers: LoraLayers) -> LoraInfo:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from penstock.engine.base import StepRows
 from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
+from penstock.engine.media.spans import FeatureRows
 from penstock.engine.sampling.metadata import SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.adapter_room import NO_PLACE
 from penstock.engine.schedule.batch import Batch, SampledRows
@@ -27,9 +27,6 @@ from penstock.engine.torch.sampling.sampler_output import SamplerOutput, TopLogp
 from penstock.engine.torch.transfer import to_device, to_device_together
 from penstock.wire.arrays import I32
 from penstock.wire.logprobs import Logprobs, concat_logprobs
-
-if TYPE_CHECKING:
-    from penstock.engine.media.spans import FeatureRows
 
 
 @dataclass(slots=True, frozen=True)

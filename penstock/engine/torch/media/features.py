@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine.media.spans import FeatureRows
 from penstock.engine.torch.transfer import to_device
 
 
@@ -21,9 +22,8 @@ class Features(NamedTuple):
     """[R, H]"""
 
     @classmethod
-    def of(cls, parts: Iterable[tuple[Any, Tensor]], device: torch.device) -> Features | None:
-        """From the rows of each picture (:class:`penstock.engine.media.spans.FeatureRows`) and all of its
-        features [F, H]; None: there are none."""
+    def of(cls, parts: Iterable[tuple[FeatureRows, Tensor]], device: torch.device) -> Features | None:
+        """From the rows of each picture, and all of its features [F, H]; None: there are none."""
         rows, values = [], []
         for part, features in parts:
             rows.append(part.rows)
