@@ -22,6 +22,7 @@ from penstock.dispatch.engine_client import NO_HINTS, RoutingHints
 from penstock.generation.compaction.planned import PlannedCompaction, Summary, SummaryText
 from penstock.generation.dialect import Dialect, LookedUp, ReplyFormat, RequestInfo
 from penstock.generation.grammars.checker import GrammarChecker
+from penstock.generation.media.lifting import LiftedBody
 from penstock.generation.media.preparation import PicturePreparation, Pictures
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
@@ -164,21 +165,15 @@ class GenerationRoutes:
             body = await request.http.read_json(self._config.max_request_bytes, beyond_option)
             self.check_open()
             accept = _named_types(dialect, request)
-            turn = self.turns.begin(request.tenant, len(body))
-            derived = request.http.derived
-            session = None if derived is None else derived.get(SESSION)
-            http = request.http
-            asked = http.header(b"x-request-id")
-            info = RequestInfo(asked, request.tenant, accept, session, turn, http.path, http.target)
-            looking = dialect.look_up(body, info)
-            if looking is not None:
-                plan, prompts = await self._plan_continued(request, dialect, body, info, looking)
-            else:
-                plan, prompts = await self._plan_anywhere(request, len(body), dialect, body, info, None)
-            del body, looking  # not kept while the reply is generated
+            lifted = None
+            if dialect.lifts_images and self._media is not None and len(body) > INLINE_BODY:
+                lifted = LiftedBody(body)
+            plan, prompts, info = await self._planned(request, dialect, body, accept, lifted)
+            del body  # not kept while the reply is generated
             if plan.answer is not None:
                 await request.http.reply_json(plan.answer)
                 return
+            del lifted
             await self._prepare_images(request, plan)
             if plan.compaction is not None:
                 plan, prompts = await self._compacted(request, dialect, plan, prompts, info)
@@ -214,15 +209,39 @@ class GenerationRoutes:
             if not request.detached:
                 self.on_request_end(request)
 
+    async def _planned(
+        self, request: ApiRequest, dialect: Dialect, body: bytes, accept: Headers, lifted: LiftedBody | None
+    ) -> tuple[RequestPlan, list[Prompt] | None, RequestInfo]:
+        """The plan of a body. Raises ApiError."""
+        if lifted is not None:
+            body = lifted.body
+        turn = self.turns.begin(request.tenant, len(body))
+        derived = request.http.derived
+        session = None if derived is None else derived.get(SESSION)
+        http = request.http
+        asked = http.header(b"x-request-id")
+        info = RequestInfo(asked, request.tenant, accept, session, turn, http.path, http.target)
+        looking = dialect.look_up(body, info)
+        if looking is not None:
+            return (*await self._plan_continued(request, dialect, body, info, looking), info)
+        plan, prompts = await self._plan_anywhere(request, len(body), dialect, body, info, None)
+        if lifted is not None and lifted.parts:
+            if lifted.are_seen(plan.images):
+                plan.image_parts = lifted.parts
+            else:
+                whole = lifted.whole
+                plan, prompts = await self._plan_anywhere(request, len(whole), dialect, whole, info, None)
+        return plan, prompts, info
+
     async def _prepare_images(self, request: ApiRequest, plan: RequestPlan) -> None:
         """Have the pictures of a plan prepared, if it has any. They are released with the request."""
         if not plan.images:
             return
         assert self._media is not None, "a model without pictures has no plans with them"
-        images, plan.images = plan.images, ()
+        (images, parts), plan.images, plan.image_parts = (plan.images, plan.image_parts), (), ()
         plan.pictures = pictures = self._media.pictures()
         request.pictures = (*request.pictures, pictures)
-        await request.http.unless_gone(pictures.prepare(images, plan.cache_salt or ""))
+        await request.http.unless_gone(pictures.prepare(images, plan.cache_salt or "", parts))
         self.check_open()
 
     def _plan(

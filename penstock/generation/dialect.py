@@ -218,6 +218,9 @@ class Dialect(ABC):
     sockets: ClassVar[bool] = False
     """Whether a WebSocket may be opened at the path, whose messages are requests of the route
     (:mod:`penstock.api.response_socket`)."""
+    lifts_images: ClassVar[bool] = False
+    """Whether long base64 may be taken out of a body before it is planned
+    (:mod:`penstock.generation.media.lifting`). Not so where bodies are stored."""
     renders: ClassVar[bool] = False
     """Whether a request is answered by what :meth:`rendered` makes of it; nothing is generated."""
     recognizes_clients: ClassVar[bool] = False

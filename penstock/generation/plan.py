@@ -89,6 +89,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     """Whether the reply is columns of token ids and logprobs, not the API's own."""
     images: Sequence[ImageSource] = ()
     """The pictures that the only prompt shows, in its order; emptied when they are prepared."""
+    image_parts: Sequence[memoryview] = ()
+    """Their base64, where that was taken out of the body (:mod:`penstock.generation.media.lifting`)."""
     pictures: Any = None
     """The prepared ones: :class:`penstock.generation.media.preparation.Pictures`."""
     turn: NextTurn | None = None

@@ -57,7 +57,7 @@ class WantedPicture(NamedTuple):
 
     url: str
     """http:, https: or file: URL; empty: ``data``."""
-    data: str = ""
+    data: bytes | memoryview = b""
     """Base64."""
     detail: str = "auto"
     salt: str = ""
@@ -183,13 +183,12 @@ class MediaClient:
         request = _encode(
             PrepareMedia(number, picture.url, bool(picture.data), detail=picture.detail, salt=picture.salt)
         )
-        data = picture.data.encode("ascii", "replace")
         future = asyncio.get_running_loop().create_future()
         worker.waiting[number] = future
         try:
             assert worker.writer is not None
-            worker.writer.write(_HEAD.pack(len(request), len(data)) + request)
-            worker.writer.write(data)
+            worker.writer.write(_HEAD.pack(len(request), len(picture.data)) + request)
+            worker.writer.write(picture.data)
             answer: MediaPrepared | MediaRefused = await future
             return answer
         finally:
@@ -200,7 +199,7 @@ class MediaClient:
     async def prepare(self, picture: WantedPicture) -> MediaPrepared:
         """The pages of a picture, of which the caller has a lease until :meth:`release`. Raises Refused."""
         self.counts.requests += 1
-        text = picture.data or picture.url
+        text = picture.data or picture.url.encode("utf-8", "surrogatepass")
         if len(text) <= HASHED_INLINE:
             digest = _digest(text)
         else:
@@ -284,5 +283,5 @@ class MediaClient:
         return None if held is None else held[0]
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=20).digest()
+def _digest(text: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(text, digest_size=20).digest()

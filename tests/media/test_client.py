@@ -89,13 +89,13 @@ def test_the_same_picture_is_prepared_once(tmp_path: Path, store: MediaStore) ->
             worker(tmp_path, 0, lambda request, data: prepared(store, request)) as sent,
             connected(tmp_path, store, 1) as client,
         ):
-            picture = WantedPicture("", "QUJD")
+            picture = WantedPicture("", b"QUJD")
             both = await asyncio.gather(client.prepare(picture), client.prepare(picture))
             assert both[0].ids == both[1].ids == IDS
             await client.prepare(picture)
             assert sent == [("", b"QUJD")]
             assert (client.counts.requests, client.counts.decoded, client.counts.remembered) == (3, 1, 1)
-            await client.prepare(WantedPicture("", "QUJD", salt="other"))
+            await client.prepare(WantedPicture("", b"QUJD", salt="other"))
             assert len(sent) == 2
 
     asyncio.run(run())
@@ -120,7 +120,7 @@ def test_pages_stay_while_a_request_has_them(tmp_path: Path, store: MediaStore) 
             worker(tmp_path, 0, lambda request, data: prepared(store, request)) as sent,
             connected(tmp_path, store, 1) as client,
         ):
-            picture = WantedPicture("", "QUJD")
+            picture = WantedPicture("", b"QUJD")
             first = await client.prepare(picture)
             await client.prepare(picture)
             client.release(first.key)
@@ -141,7 +141,7 @@ def test_a_picture_whose_worker_ends_goes_to_another(tmp_path: Path, store: Medi
             worker(tmp_path, 1, lambda request, data: prepared(store, request)) as second,
             connected(tmp_path, store, 2) as client,
         ):
-            pictures = [WantedPicture("", data) for data in ("QUJD", "QUJE", "QUJF")]
+            pictures = [WantedPicture("", data) for data in (b"QUJD", b"QUJE", b"QUJF")]
             found = await asyncio.gather(*map(client.prepare, pictures))
             assert [each.ids for each in found] == [IDS] * 3
             assert len(second) == 3
@@ -158,7 +158,7 @@ def test_a_refused_picture_is_asked_for_again(tmp_path: Path, store: MediaStore)
         async with worker(tmp_path, 0, refuse) as sent, connected(tmp_path, store, 1) as client:
             for _ in range(2):
                 with pytest.raises(Refused, match="it is no image") as caught:
-                    await client.prepare(WantedPicture("", "QUJD"))
+                    await client.prepare(WantedPicture("", b"QUJD"))
                 assert caught.value.code == "invalid"
             assert len(sent) == 2
             assert client.counts.refused == {"invalid": 2}
@@ -174,7 +174,7 @@ def test_a_request_that_is_cancelled_leaves_the_picture_to_the_others(
             worker(tmp_path, 0, lambda request, data: prepared(store, request)) as sent,
             connected(tmp_path, store, 1) as client,
         ):
-            waits = [asyncio.ensure_future(client.prepare(WantedPicture("", "QUJD"))) for _ in range(2)]
+            waits = [asyncio.ensure_future(client.prepare(WantedPicture("", b"QUJD"))) for _ in range(2)]
             await asyncio.sleep(0)
             waits[0].cancel()
             assert (await waits[1]).ids == IDS

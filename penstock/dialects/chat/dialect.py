@@ -23,6 +23,7 @@ class ChatCompletions(Dialect):
 
     path = "/v1/chat/completions"
     columns = True
+    lifts_images = True
 
     def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
         self._processor = processor

@@ -69,6 +69,7 @@ class Messages(Dialect):
     """Anthropic's Messages."""
 
     path = "/v1/messages"
+    lifts_images = True
     recognizes_clients = True
 
     def __init__(

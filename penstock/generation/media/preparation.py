@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from penstock.generation.media.lifting import part_of
 from penstock.generation.media.placeholders import PlacedText, Spliced, placed, splice
 from penstock.generation.media.source import ImageSource
 from penstock.generation.prompt.tokenizer import Tokenizer
@@ -34,9 +35,13 @@ class Pictures:
         """Tokens of all pictures that are computed from features."""
         return sum(each.features for each in self.prepared)
 
-    async def prepare(self, sources: Sequence[ImageSource], salt: str) -> None:
-        """Raises ApiError for the first picture that cannot be prepared."""
-        work = [asyncio.ensure_future(self._prepare_one(source, salt)) for source in sources]
+    async def prepare(
+        self, sources: Sequence[ImageSource], salt: str, parts: Sequence[memoryview] = ()
+    ) -> None:
+        """Raises ApiError for the first picture that cannot be prepared. ``parts``: of the request's
+        :class:`LiftedBody`."""
+        wanted = [(source.field, _wanted(source, salt, parts)) for source in sources]
+        work = [asyncio.ensure_future(self._prepare_one(*each)) for each in wanted]
         try:
             self.prepared = [await each for each in work]
         finally:
@@ -44,11 +49,11 @@ class Pictures:
                 each.cancel()
             await asyncio.gather(*work, return_exceptions=True)
 
-    async def _prepare_one(self, source: ImageSource, salt: str) -> MediaPrepared:
+    async def _prepare_one(self, field: str, picture: WantedPicture) -> MediaPrepared:
         try:
-            prepared = await self._client.prepare(_picture(source, salt))
+            prepared = await self._client.prepare(picture)
         except Refused as error:
-            raise _api_error(error, source.field) from None
+            raise _api_error(error, field) from None
         if self._released:  # the client has gone
             self._client.release(prepared.key)
         else:
@@ -91,10 +96,11 @@ class PicturePreparation:
         return Pictures(self._client, self._placeholder_id, self._description)
 
 
-def _picture(source: ImageSource, salt: str) -> WantedPicture:
+def _wanted(source: ImageSource, salt: str, parts: Sequence[memoryview]) -> WantedPicture:
+    """Raises ApiError."""
     url = source.url
     if url[:5].lower() != "data:":
-        return WantedPicture(url, "", source.detail, salt)
+        return WantedPicture(url, b"", source.detail, salt)
     head, comma, data = url.partition(",")
     if not comma or not head.lower().endswith(_BASE64):
         raise ApiError(
@@ -104,7 +110,9 @@ def _picture(source: ImageSource, salt: str) -> WantedPicture:
             param=source.field,
             code="invalid_image",
         )
-    return WantedPicture("", data, source.detail, salt)
+    part = part_of(data) if parts else -1
+    given = parts[part] if 0 <= part < len(parts) else data.encode("ascii", "replace")
+    return WantedPicture("", given, source.detail, salt)
 
 
 def _api_error(error: Refused, field: str) -> ApiError:
