@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.media.media_counts import MediaCounts
 from penstock.media.refused import Refused
 from penstock.media.store import Lease, MediaStore
+from penstock.metrics.media_metrics import MediaMetrics
 from penstock.wire.media.items import MediaKey
 from penstock.wire.media.worker import (
     MAX_MESSAGE_BYTES,
@@ -81,7 +81,7 @@ class _Worker:
 class MediaClient:
     """The media workers of an API server's host."""
 
-    def __init__(self, run_dir: str, workers: int, store: MediaStore, counts: MediaCounts) -> None:
+    def __init__(self, run_dir: str, workers: int, store: MediaStore, counts: MediaMetrics) -> None:
         self.counts = counts
         self._workers = [_Worker(media_socket(run_dir, index)) for index in range(workers)]
         self._store = store
@@ -198,7 +198,6 @@ class MediaClient:
 
     async def prepare(self, picture: WantedPicture) -> MediaPrepared:
         """The pages of a picture, of which the caller has a lease until :meth:`release`. Raises Refused."""
-        self.counts.requests += 1
         text = picture.data or picture.url.encode("utf-8", "surrogatepass")
         if len(text) <= HASHED_INLINE:
             digest = _digest(text)
@@ -208,7 +207,7 @@ class MediaClient:
         known = self._known.get(memo)
         if known is not None and self._hold(known.key):
             self._known.move_to_end(memo)
-            self.counts.remembered += 1
+            self.counts.images["remembered"] += 1
             return known
         for _ in range(MAX_TRIES):
             prepared = await self._prepare_once(memo, picture)
@@ -223,6 +222,8 @@ class MediaClient:
         if task is None:
             task = self._running[memo] = asyncio.create_task(self._ask(picture))
             task.add_done_callback(lambda done: self._on_prepared(memo, done, remember=not picture.url))
+        else:
+            self.counts.images["remembered"] += 1
         return await asyncio.shield(task)
 
     def _on_prepared(
@@ -234,7 +235,7 @@ class MediaClient:
             return
         error = task.exception()
         if error is not None:
-            self.counts.refuse(error.code if isinstance(error, Refused) else "internal")
+            self.counts.refused[error.code if isinstance(error, Refused) else "internal"] += 1
             return
         prepared = task.result()
         self.counts.prepare(prepared)

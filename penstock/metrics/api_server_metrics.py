@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from penstock.metrics import families as f
 from penstock.metrics.ended_requests import EndedRequests
 from penstock.metrics.histogram import Histogram
+from penstock.metrics.media_metrics import MediaMetrics
 from penstock.metrics.snapshot import Series, histogram_series
 from penstock.metrics.store_metrics import StoreMetrics
 
@@ -50,6 +51,8 @@ class ApiServerMetrics:
     loop_lag: Histogram = field(default_factory=lambda: Histogram(f.LOOP_LAG.bounds))
     store: StoreMetrics | None = None
     """None: there is no response store."""
+    media: MediaMetrics | None = None
+    """None: the model takes no pictures."""
     _by_engine: dict[int, EngineRequests] = field(default_factory=dict)
 
     def requests_by_engine(self, rank: int) -> EngineRequests:
@@ -90,3 +93,5 @@ class ApiServerMetrics:
         yield histogram_series(f.LOOP_LAG, (server,), self.loop_lag)
         if self.store is not None:
             yield from self.store.series(server)
+        if self.media is not None:
+            yield from self.media.series(server)

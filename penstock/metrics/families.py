@@ -443,6 +443,41 @@ RESPONSE_STORE_BYTES = _gauge(
     "Size of stored responses, as this API server saw last. API servers share one store: not to be added up.",
 )
 
+# -- pictures
+
+MEDIA_IMAGES = _counter(
+    "penstock:media_images",
+    "images",
+    (*_SERVER, "outcome"),
+    "Images of requests: remembered (the API server had prepared them, or was about to), found (in the media "
+    "cache), decoded.",
+)
+MEDIA_REFUSED = _counter(
+    "penstock:media_refused",
+    "images",
+    (*_SERVER, "reason"),
+    "Images that were not prepared: invalid, too_large, forbidden, unreachable, timeout, busy, internal.",
+)
+MEDIA_SECONDS = _counter(
+    "penstock:media_seconds",
+    "seconds",
+    (*_SERVER, "stage"),
+    "Time of media workers by stage: fetch, decode, preprocess.",
+)
+MEDIA_SOURCE_BYTES = _counter(
+    "penstock:media_source_bytes", "bytes", _SERVER, "Size of the files of decoded images."
+)
+MEDIA_PIXELS = _counter("penstock:media_pixels", "pixels", _SERVER, "Pixels of decoded images.")
+MEDIA_WORKERS_LOST = _counter(
+    "penstock:media_workers_lost", "workers", _SERVER, "Media workers that ended with an image at hand."
+)
+MEDIA_CACHE_BYTES = _gauge(
+    "penstock:media_cache_bytes",
+    "bytes",
+    _SERVER,
+    "Size of the media cache, as this API server saw last. API servers share one: not to be added up.",
+)
+
 # -- every process
 
 RESTARTS = _gauge("penstock:process_restarts", "restarts", ("process",), "Restarts of the process.")

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from penstock.media.client import MediaClient, WantedPicture
-from penstock.media.media_counts import MediaCounts
 from penstock.media.pages import PageFacts
 from penstock.media.refused import Refused
 from penstock.media.store import MediaStore
+from penstock.metrics.media_metrics import MediaMetrics
 from penstock.wire.media.worker import (
     MediaDescription,
     MediaPrepared,
@@ -75,7 +75,7 @@ def store(tmp_path: Path) -> MediaStore:
 
 @asynccontextmanager
 async def connected(tmp_path: Path, store: MediaStore, workers: int) -> AsyncIterator[MediaClient]:
-    client = MediaClient(str(tmp_path), workers, store, MediaCounts())
+    client = MediaClient(str(tmp_path), workers, store, MediaMetrics())
     try:
         assert (await client.start()).placeholder == "<image>"
         yield client
@@ -94,7 +94,7 @@ def test_the_same_picture_is_prepared_once(tmp_path: Path, store: MediaStore) ->
             assert both[0].ids == both[1].ids == IDS
             await client.prepare(picture)
             assert sent == [("", b"QUJD")]
-            assert (client.counts.requests, client.counts.decoded, client.counts.remembered) == (3, 1, 1)
+            assert client.counts.images == {"decoded": 1, "remembered": 2}
             await client.prepare(WantedPicture("", b"QUJD", salt="other"))
             assert len(sent) == 2
 

@@ -1,7 +1,7 @@
 """Takes long base64 out of a body before it is decoded.
 
-A picture of a few megabytes is a string that nobody has to look at but the media worker. With a short name in its
-place a body is as small as its text: it is decoded and planned on the event loop like any other.
+A picture of a few megabytes is a string that nobody has to look at but the media worker. With a short name in
+its place a body is as small as its text: it is decoded and planned on the event loop like any other.
 """
 
 from __future__ import annotations
