@@ -50,6 +50,7 @@ from penstock.dispatch.weight_changes import WeightChanges
 from penstock.dispatch.weight_receiver import WeightReceiver
 from penstock.engine.pooling.description import PoolingDescription, describe_pooling
 from penstock.generation.input_processor import InputProcessor
+from penstock.generation.media.preparation import PicturePreparation
 from penstock.generation.model_info import ModelInfo, SamplingDefaults, model_type, sampling_defaults
 from penstock.generation.pooling.input_encoder import InputEncoder
 from penstock.generation.pooling.processor import PoolingProcessor
@@ -64,11 +65,14 @@ from penstock.http.server import HttpServer
 from penstock.http.server_state import Limits
 from penstock.http.sockets.connection_source import ConnectionSource, HandedOverConnections, ListeningSocket
 from penstock.http.tls import server_context, watch_files, watched_certificate
+from penstock.media.client import MediaClient
+from penstock.media.store import MediaStore
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.board_file import BoardFile
 from penstock.metrics.ended_requests import RequestFigures, RequestKind
 from penstock.metrics.freed_memory import keep_freed_memory
 from penstock.metrics.gc_policy import GarbageCollector
+from penstock.metrics.media_metrics import MediaMetrics
 from penstock.metrics.memory import Trimmer
 from penstock.metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from penstock.metrics.store_metrics import StoreMetrics
@@ -96,6 +100,7 @@ from penstock.wire.control import (
 )
 from penstock.wire.coordination import BUILD
 from penstock.wire.handover import HandoverReceiver
+from penstock.wire.media.worker import MediaDescription
 from penstock.wire.messages import ENGINE_PROTOCOL_VERSION, EngineInfo, Hello
 from penstock.wire.sockets import engine_address
 
@@ -175,6 +180,8 @@ class _Server:
             uds=self._config.uds,
         )
         self._background: BackgroundResponses | None = None
+        self._media: MediaClient | None = None
+        """None: the model takes no pictures."""
         self._board_file = BoardFile(self._launch.run_dir, self._launch.incarnation)
         self._accepting: asyncio.Future[None]
         self._ended: asyncio.Future[None]
@@ -231,14 +238,29 @@ class _Server:
         if self._ended.done():
             self._engine_client.close("The server was stopped.")
             return 0
-        self._app = self._build(self._first_engine.result(), tokenizer, template)
+        info = self._first_engine.result()
+        self._app = self._build(info, tokenizer, template, await self._describe_media(info))
         await self._listen(self._app)
         self._engine_client.close("The server was stopped.")
+        if self._media is not None:
+            await self._media.close()
         if self._background is not None:
             await self._background.close()
         self._exports.finish()
         self._exports.close()
         return 0
+
+    async def _describe_media(self, info: EngineInfo) -> MediaDescription | None:
+        """How pictures are put into prompts, as a media worker tells; None: the engine takes none."""
+        launch = self._launch
+        if info.media is None or launch.media_dir is None or not launch.media_workers:
+            return None
+        self._metrics.media = MediaMetrics()
+        store = MediaStore(launch.media_dir, self._config.media_cache)
+        self._media = MediaClient(launch.run_dir, launch.media_workers, store, self._metrics.media)
+        self._engine_client.pages.lease_of = self._media.lease_of
+        self._control.progress("waiting for a media worker")
+        return await self._media.start()
 
     async def _engine_or_end(self) -> None:
         """Wait for an engine or for Stop. The supervisor limits the startup time of this host's engines;
@@ -266,7 +288,13 @@ class _Server:
 
     # -- once the engine is known
 
-    def _build(self, info: EngineInfo, tokenizer: Tokenizer, template: ChatTemplate | None) -> App:
+    def _build(
+        self,
+        info: EngineInfo,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        described: MediaDescription | None,
+    ) -> App:
         launch = self._launch
         defaults = SamplingDefaults()
         if self._config.generation_config == "auto":
@@ -279,6 +307,7 @@ class _Server:
             eos_token_ids=info.eos_token_ids,
             defaults=defaults,
             model_type=model_type(launch.model_dir),
+            media=described,
             transfers_kv=info.transfers_kv,
             tasks=() if info.pooling is None else info.pooling.names,
         )
@@ -315,7 +344,11 @@ class _Server:
             store = open_store(Path(launch.response_store_dir), self._config, metrics.store)
             self._background = BackgroundResponses(store, metrics.store)
         encoder = PromptEncoder(tokenizer, segment_marker(tokenizer, template))
-        self._generation = GenerationRoutes(self._config, encoder, context, large, self._background)
+        media = None
+        if self._media is not None and described is not None:
+            with _model_files():
+                media = PicturePreparation(self._media, described, tokenizer)
+        self._generation = GenerationRoutes(self._config, encoder, context, large, self._background, media)
         self._metrics_endpoint = MetricsEndpoint(
             launch,
             MetricSources(
