@@ -76,7 +76,7 @@ from penstock.metrics.media_metrics import MediaMetrics
 from penstock.metrics.memory import Trimmer
 from penstock.metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from penstock.metrics.store_metrics import StoreMetrics
-from penstock.store.response_store import open_store
+from penstock.store.response_store import ResponseStore, open_store
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.row_metrics import RowMetrics
 from penstock.streaming.rows.io_submit import make_burst_writer
@@ -100,7 +100,6 @@ from penstock.wire.control import (
 )
 from penstock.wire.coordination import BUILD
 from penstock.wire.handover import HandoverReceiver
-from penstock.wire.media.worker import MediaDescription
 from penstock.wire.messages import ENGINE_PROTOCOL_VERSION, EngineInfo, Hello
 from penstock.wire.sockets import engine_address
 
@@ -180,8 +179,6 @@ class _Server:
             uds=self._config.uds,
         )
         self._background: BackgroundResponses | None = None
-        self._media: MediaClient | None = None
-        """None: the model takes no pictures."""
         self._board_file = BoardFile(self._launch.run_dir, self._launch.incarnation)
         self._accepting: asyncio.Future[None]
         self._ended: asyncio.Future[None]
@@ -239,28 +236,30 @@ class _Server:
             self._engine_client.close("The server was stopped.")
             return 0
         info = self._first_engine.result()
-        self._app = self._build(info, tokenizer, template, await self._describe_media(info))
+        media = await self._connect_media(info, tokenizer)
+        self._app = self._build(info, tokenizer, template, media)
         await self._listen(self._app)
         self._engine_client.close("The server was stopped.")
-        if self._media is not None:
-            await self._media.close()
+        if media is not None:
+            await media.close()
         if self._background is not None:
             await self._background.close()
         self._exports.finish()
         self._exports.close()
         return 0
 
-    async def _describe_media(self, info: EngineInfo) -> MediaDescription | None:
-        """How pictures are put into prompts, as a media worker tells; None: the engine takes none."""
+    async def _connect_media(self, info: EngineInfo, tokenizer: Tokenizer) -> PicturePreparation | None:
+        """Wait for a media worker; None: the engine takes no pictures."""
         launch = self._launch
         if info.media is None or launch.media_dir is None or not launch.media_workers:
             return None
         self._metrics.media = MediaMetrics()
-        store = MediaStore(launch.media_dir, self._config.media_cache)
-        self._media = MediaClient(launch.run_dir, launch.media_workers, store, self._metrics.media)
-        self._engine_client.pages.lease_of = self._media.lease_of
+        store = MediaStore(launch.media_dir, launch.media_capacity)
+        client = MediaClient(launch.run_dir, launch.media_workers, store, self._metrics.media)
+        self._engine_client.pages.lease_of = client.lease_of
         self._control.progress("waiting for a media worker")
-        return await self._media.start()
+        with _model_files():
+            return PicturePreparation(client, await client.start(), tokenizer)
 
     async def _engine_or_end(self) -> None:
         """Wait for an engine or for Stop. The supervisor limits the startup time of this host's engines;
@@ -293,13 +292,12 @@ class _Server:
         info: EngineInfo,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
-        described: MediaDescription | None,
+        media: PicturePreparation | None,
     ) -> App:
         launch = self._launch
-        defaults = SamplingDefaults()
-        if self._config.generation_config == "auto":
-            with _model_files():
-                defaults = sampling_defaults(launch.model_dir)
+        with _model_files():
+            auto = self._config.generation_config == "auto"
+            defaults = sampling_defaults(launch.model_dir) if auto else SamplingDefaults()
         model_info = ModelInfo(
             names=tuple(launch.served_model_names),
             max_model_len=info.max_model_len,
@@ -307,15 +305,14 @@ class _Server:
             eos_token_ids=info.eos_token_ids,
             defaults=defaults,
             model_type=model_type(launch.model_dir),
-            media=described,
+            media=None if media is None else media.description,
             transfers_kv=info.transfers_kv,
             tasks=() if info.pooling is None else info.pooling.names,
         )
         adapters = self._engine_client.adapters
         input_processor = InputProcessor(self._config, model_info, tokenizer, template, adapters)
-        for engine in self._engine_client.engines:
-            if engine.info is not None:
-                input_processor.limit_total(engine.info.kv_cache_tokens)
+        for known in filter(None, (engine.info for engine in self._engine_client.engines)):
+            input_processor.limit_total(known.kv_cache_tokens)
         self._input_processor = input_processor
         metrics = self._metrics
         log = TokenLog() if self._config.resume_timeout > 0 else None
@@ -338,16 +335,8 @@ class _Server:
             max_backlog=self._config.max_stream_backlog,
         )
         large = ByteBudget(THREADS_BYTES)
-        store = None
-        if launch.response_store_dir is not None:
-            metrics.store = StoreMetrics()
-            store = open_store(Path(launch.response_store_dir), self._config, metrics.store)
-            self._background = BackgroundResponses(store, metrics.store)
+        store = self._open_store()
         encoder = PromptEncoder(tokenizer, segment_marker(tokenizer, template))
-        media = None
-        if self._media is not None and described is not None:
-            with _model_files():
-                media = PicturePreparation(self._media, described, tokenizer)
         self._generation = GenerationRoutes(self._config, encoder, context, large, self._background, media)
         self._metrics_endpoint = MetricsEndpoint(
             launch,
@@ -367,8 +356,6 @@ class _Server:
         )
         if self._coordinator_client is not None:
             self._coordinator_client.start_reporting(self._metrics_endpoint.snapshot)
-        shows = self._config.enable_tokenizer_info_endpoint
-        shown = tokenizer_info(Path(launch.tokenizer_dir), template) if shows else None
         return App(
             config=self._config,
             models=ModelRoutes(input_processor, launch.model_dir),
@@ -377,7 +364,7 @@ class _Server:
             token_counters=make_token_counters(self._config, input_processor, store, launch.seal_key),
             count_tokens=CountTokensRoutes(self._config, encoder, info.max_model_len, large),
             tokenize=TokenizeRoutes(input_processor, encoder, self._config, large),
-            tokenizer_info=shown,
+            tokenizer_info=self._tokenizer_info(template),
             generation=self._generation,
             engine_client=self._engine_client,
             streams=streams,
@@ -398,6 +385,19 @@ class _Server:
             tracing=self._tracing(),
             spans=self._exports.spans,
         )
+
+    def _tokenizer_info(self, template: ChatTemplate | None) -> bytes | None:
+        if not self._config.enable_tokenizer_info_endpoint:
+            return None
+        return tokenizer_info(Path(self._launch.tokenizer_dir), template)
+
+    def _open_store(self) -> ResponseStore | None:
+        if self._launch.response_store_dir is None:
+            return None
+        self._metrics.store = counts = StoreMetrics()
+        store = open_store(Path(self._launch.response_store_dir), self._config, counts)
+        self._background = BackgroundResponses(store, counts)
+        return store
 
     def _pooling_routes(
         self, info: EngineInfo, inputs: InputProcessor, context: RequestContext

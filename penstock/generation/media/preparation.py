@@ -88,12 +88,16 @@ class PicturePreparation:
                 "is no token of the model's tokenizer"
             )
         self._client = client
-        self._description = description
+        self.description = description
         self._placeholder_id = found
 
     def pictures(self) -> Pictures:
         """Those of one plan."""
-        return Pictures(self._client, self._placeholder_id, self._description)
+        return Pictures(self._client, self._placeholder_id, self.description)
+
+    async def close(self) -> None:
+        """End the connections to media workers."""
+        await self._client.close()
 
 
 def _wanted(source: ImageSource, salt: str, parts: Sequence[memoryview]) -> WantedPicture:
