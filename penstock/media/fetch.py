@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import cache
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import httpcore
+import h11
 import httpx
 
 from penstock import __version__
@@ -26,12 +26,19 @@ from penstock.media.refused import Refused
 MAX_REDIRECTS = 5
 MAX_ADDRESSES = 64
 """Addresses of one name."""
+MAX_HEAD_BYTES = 1 << 16
+MAX_OVERHEAD_BYTES = 1 << 18
+"""Bytes of one reply besides its body: heads and informational replies."""
 _TRIED = 3
 """Addresses that are tried, one after the other."""
 _READ_BYTES = 1 << 15
-"""Bytes of one read, which is parsed in one turn of the loop."""
-_OVERHEAD = 1 << 18
-"""Bytes of one connection besides its body: TLS aside, heads and informational replies."""
+"""Bytes that are parsed at a time."""
+_HEADERS = (
+    (b"User-Agent", f"penstock/{__version__}".encode()),
+    (b"Accept", b"image/png, image/jpeg, image/webp, image/gif, image/bmp"),
+    (b"Accept-Encoding", b"identity"),
+    (b"Connection", b"close"),
+)
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
@@ -74,12 +81,10 @@ async def _follow(given: str, policy: FetchPolicy, resolve: Resolve) -> bytes:
     for _ in range(MAX_REDIRECTS + 1):
         try:
             found = await _get(url, policy, resolve)
-        except Refused:
-            raise
-        except (httpcore.NetworkError, httpcore.TimeoutException, OSError) as error:
+        except OSError as error:
             # Also a name that does not resolve, and a certificate that is not the host's.
             raise Refused("unreachable", f"{_shown(url)} cannot be reached: {_reason(error)}") from None
-        except (httpcore.ProtocolError, httpcore.UnsupportedProtocol):
+        except h11.ProtocolError:
             raise Refused("unreachable", f"{_shown(url)} does not answer as HTTP servers do") from None
         if isinstance(found, bytes):
             return found
@@ -117,121 +122,87 @@ def _checked(given: str, hosts: AllowedHosts, base: httpx.URL | None = None) -> 
 
 
 async def _get(url: httpx.URL, policy: FetchPolicy, resolve: Resolve) -> bytes | str:
-    """The body, or where the host redirects to."""
-    target = httpcore.URL(
-        scheme=url.raw_scheme, host=url.raw_host, port=url.port or _PORTS[url.scheme], target=url.raw_path
-    )
-    headers = [
-        (b"Host", url.netloc),
-        (b"User-Agent", f"penstock/{__version__}".encode()),
-        (b"Accept", b"image/*"),
-        (b"Accept-Encoding", b"identity"),
-        (b"Connection", b"close"),
-    ]
+    """The body, or where the host redirects to. Raises Refused, OSError and h11.ProtocolError."""
+    reader, writer = await _connect(url, policy, resolve)
+    try:
+        return await _exchange(url, reader, writer, policy.max_bytes)
+    finally:
+        writer.transport.abort()
+
+
+async def _connect(
+    url: httpx.URL, policy: FetchPolicy, resolve: Resolve
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to one of the host's addresses, all of which are checked."""
+    host, port = url.raw_host.decode(), url.port or _PORTS[url.scheme]
+    literal = address_of(host)
+    addresses: list[Address] = [] if literal is None else [literal]
+    if literal is None:
+        addresses += (ip_address(text) for text in dict.fromkeys(await resolve(host, port)))
+    if not 0 < len(addresses) <= MAX_ADDRESSES:
+        raise OSError(f"its name has {len(addresses)} addresses")
+    if not all(policy.hosts.reaches(address, port) for address in addresses):
+        raise Refused("forbidden", f"{_shown(url)} has an address that is not public")
     tls = _tls() if url.scheme == "https" else None
-    network = _CheckedNetwork(policy, resolve, _shown(url))
-    async with (
-        httpcore.AsyncHTTPConnection(target.origin, tls, network_backend=network) as connection,
-        connection.stream("GET", target, headers=headers) as response,
-    ):
-        network.left += 2 * policy.max_bytes
-        fields = {name.lower(): value for name, value in response.headers}
-        if response.status in _REDIRECTS and b"location" in fields:
-            return fields[b"location"].decode("ascii", "backslashreplace")
-        if response.status != 200:
-            raise Refused("unreachable", f"{_shown(url)} answers with status {response.status}")
-        if fields.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
-            raise Refused("invalid", f"{_shown(url)} sends a compressed body, which is not read")
-        return await _read(response, fields.get(b"content-length"), policy.max_bytes)
-
-
-async def _read(response: httpcore.Response, announced: bytes | None, max_bytes: int) -> bytes:
-    data = bytearray()
-    # The parser has checked that it is a number.
-    if announced is None or int(announced) <= max_bytes:
-        async for piece in response.aiter_stream():
-            data += piece
-            if len(data) > max_bytes:
-                break
-        else:
-            return bytes(data)
-    raise Refused("too_large", f"the picture has more than {max_bytes:,} bytes")
-
-
-class _CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Resolves, checks every address and connects to one of them."""
-
-    def __init__(self, policy: FetchPolicy, resolve: Resolve, shown: str) -> None:
-        self._policy = policy
-        self._resolve = resolve
-        self._shown = shown
-        self._network = httpcore.AnyIOBackend()
-        self.left = _OVERHEAD
-        """Bytes that may come yet, of whatever kind."""
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109  (httpcore's interface)
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        literal = address_of(host)
-        addresses: list[Address]
-        if literal is not None:
-            addresses = [literal]
-        else:
-            addresses = [ip_address(text) for text in dict.fromkeys(await self._resolve(host, port))]
-        if not 0 < len(addresses) <= MAX_ADDRESSES:
-            raise httpcore.ConnectError(f"its name has {len(addresses)} addresses")
-        if not all(self._policy.hosts.reaches(address, port) for address in addresses):
-            raise Refused("forbidden", f"{self._shown} has an address that is not public")
-        failure: Exception | None = None
-        for address in addresses[:_TRIED]:
-            try:
-                stream = await self._network.connect_tcp(
-                    str(address), port, self._policy.seconds / _TRIED, local_address, socket_options
+    failure = OSError()
+    for address in addresses[:_TRIED]:
+        try:
+            async with asyncio.timeout(policy.seconds / _TRIED):
+                return await asyncio.open_connection(
+                    str(address), port, ssl=tls, server_hostname=host if tls else None
                 )
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                failure = error
-            else:
-                return _BoundedStream(stream, self)
-        assert failure is not None
-        raise failure
+        except OSError as error:
+            failure = error
+    raise failure
 
 
-class _BoundedStream(httpcore.AsyncNetworkStream):
-    """Ends a connection that sends more than it may."""
+async def _exchange(
+    url: httpx.URL, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_bytes: int
+) -> bytes | str:
+    http = h11.Connection(h11.CLIENT, MAX_HEAD_BYTES)
+    headers = [(b"Host", url.netloc), *_HEADERS]
+    head = http.send(h11.Request(method=b"GET", target=url.raw_path, headers=headers))
+    writer.write((head or b"") + (http.send(h11.EndOfMessage()) or b""))
+    body, left = bytearray(), MAX_OVERHEAD_BYTES
+    while True:
+        event = http.next_event()
+        if event is h11.NEED_DATA:
+            data = await reader.read(_READ_BYTES)
+            left -= len(data)
+            http.receive_data(data)
+        elif isinstance(event, h11.Response):
+            target = _redirect_of(url, event)
+            if target is not None:
+                return target
+            left += 2 * max_bytes
+            # The parser has checked that it is a number.
+            left = -1 if any(int(n) > max_bytes for n in _values(event, b"content-length")) else left
+        elif isinstance(event, h11.Data):
+            body += event.data
+        elif isinstance(event, h11.EndOfMessage):
+            return bytes(body)
+        elif not isinstance(event, h11.InformationalResponse):
+            raise h11.RemoteProtocolError("the connection is used otherwise")
+        if left < 0 or len(body) > max_bytes:
+            raise Refused(
+                "too_large", f"{_shown(url)} sends more than the {max_bytes:,} bytes that a picture may have"
+            )
 
-    def __init__(self, stream: httpcore.AsyncNetworkStream, network: _CheckedNetwork) -> None:
-        self._stream = stream
-        self._network = network
 
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
-        data = await self._stream.read(min(max_bytes, _READ_BYTES), timeout)
-        self._network.left -= len(data)
-        if self._network.left < 0:
-            raise Refused("too_large", "the host sends more than a picture has")
-        return data
+def _redirect_of(url: httpx.URL, response: h11.Response) -> str | None:
+    """Where a response redirects to; None: a body comes that is read. Raises Refused for any other one."""
+    location = _values(response, b"location")
+    if response.status_code in _REDIRECTS and location:
+        return location[0].decode("ascii", "backslashreplace")
+    if response.status_code != 200:
+        raise Refused("unreachable", f"{_shown(url)} answers with status {response.status_code}")
+    if any(value.lower() not in (b"", b"identity") for value in _values(response, b"content-encoding")):
+        raise Refused("invalid", f"{_shown(url)} sends a compressed body, which is not read")
+    return None
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        await self._stream.write(buffer, timeout)
 
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    async def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109
-    ) -> httpcore.AsyncNetworkStream:
-        stream = await self._stream.start_tls(ssl_context, server_hostname, timeout)
-        return _BoundedStream(stream, self._network)
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)
+def _values(response: h11.Response, wanted: bytes) -> list[bytes]:
+    return [value for name, value in response.headers if name == wanted]
 
 
 @cache
@@ -247,12 +218,9 @@ def _shown(url: httpx.URL, port: int | None = None) -> str:
     return f"{url.scheme}://{host}" + (f":{number}" if number and number != _PORTS.get(url.scheme) else "")
 
 
-def _reason(error: Exception) -> str:
-    cause = error.__cause__ or error
-    if isinstance(error, httpcore.TimeoutException):
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, socket.gaierror):
         return "its name has no address"
-    if isinstance(cause, ssl.SSLError) or isinstance(error.__context__, ssl.SSLError):
-        return "its certificate or TLS is not accepted"
-    return "no connection"
+    return "its certificate or TLS is not accepted" if isinstance(error, ssl.SSLError) else "no connection"

@@ -24,7 +24,7 @@ PRESENT = (
     "tokenizers",
     "huggingface-hub",
     "httpx",
-    "httpcore",
+    "h11",
     "jinja2",
     "prometheus-client",
     "pyyaml",

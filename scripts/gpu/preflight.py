@@ -17,7 +17,7 @@ SECONDS = 90.0  # PyTorch's libraries are read from a cold disk
 NEEDS = (
     *("torch", "transformers", "safetensors", "numpy", "tokenizers", "huggingface_hub", "httpx"),
     *(
-        "httpcore",
+        "h11",
         "jinja2",
         "prometheus_client",
         "yaml",

@@ -254,15 +254,19 @@ async def endless(writer: asyncio.StreamWriter, piece: bytes) -> None:
 
 
 ENDLESS = {
-    "body": (b"HTTP/1.1 200 OK\r\n\r\n", bytes(4096), "too_large: the picture has more than 65,536 bytes"),
+    "body": (
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        bytes(4096),
+        "too_large: http://127.0.0.1:PORT sends more than the 65,536 bytes that a picture may have",
+    ),
     "chunks": (
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"1;" + b"x" * 4000 + b"\r\ny\r\n",
-        "too_large: the host sends more",
+        "too_large: ",
     ),
     "head": (b"HTTP/1.1 200 OK\r\n", b"X: " + b"y" * 4000 + b"\r\n", "unreachable: "),
     "first line": (b"", b"x" * 4096, "unreachable: "),
-    "informational": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 99, "too_large: the host sends more"),
+    "informational": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 99, "too_large: "),
     "trailers": (
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
         b"X: y\r\n" * 99,
@@ -281,7 +285,8 @@ def test_a_host_without_end(name: str) -> None:
 
     async def run() -> None:
         async with host({"/": answer}) as served:
-            assert (await refusal(f"http://127.0.0.1:{served.port}/", policy(served))).startswith(said)
+            found = await refusal(f"http://127.0.0.1:{served.port}/", policy(served))
+            assert found.replace(str(served.port), "PORT").startswith(said)
 
     asyncio.run(run())
 
@@ -289,7 +294,10 @@ def test_a_host_without_end(name: str) -> None:
 def test_lengths_and_encodings() -> None:
     bomb = gzip.compress(bytes(10 << 20))
     answers: dict[str, tuple[bytes, str]] = {
-        "/announced": (reply(b"", length=65_537), "too_large: the picture has more than 65,536 bytes"),
+        "/announced": (
+            reply(b"", length=65_537),
+            "too_large: http://127.0.0.1:PORT sends more than the 65,536 bytes that a picture may have",
+        ),
         "/astronomic": (reply(b"", length=10**18), "too_large: "),
         "/short": (reply(b"x" * 10, length=20), "unreachable: "),
         "/negative": (reply(b"x", length=-1), "unreachable: "),
