@@ -241,8 +241,10 @@ class GenerationRoutes:
         (images, parts), plan.images, plan.image_parts = (plan.images, plan.image_parts), (), ()
         plan.pictures = pictures = self._media.pictures()
         request.pictures = (*request.pictures, pictures)
-        await request.http.unless_gone(pictures.prepare(images, plan.cache_salt or "", parts))
-        self.check_open()
+        salt = plan.cache_salt or ""
+        if not pictures.recall(images, salt, parts):
+            await request.http.unless_gone(pictures.prepare(images, salt, parts))
+            self.check_open()
 
     def _plan(
         self, dialect: Dialect, body: bytes, info: RequestInfo, found: LookedUp | None, *, tokenize: bool

@@ -15,7 +15,7 @@ import itertools
 import logging
 import struct
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -47,6 +47,8 @@ MAX_REMEMBERED = 16 << 20
 """Bytes of token ids of remembered pictures."""
 ENTRY_BYTES = 400
 """Memory of a remembered picture beside its token ids."""
+Memo: TypeAlias = tuple[bytes, str, str]
+"""Digest of a picture's text, detail and salt: what is remembered of it."""
 _HEAD = struct.Struct("<II")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromMediaWorker).decode
@@ -89,9 +91,8 @@ class MediaClient:
         self._described: asyncio.Future[MediaDescription]
         self._connected = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._running: dict[tuple[bytes, str, str], asyncio.Task[MediaPrepared]] = {}
-        """By what is remembered of a picture."""
-        self._known: OrderedDict[tuple[bytes, str, str], MediaPrepared] = OrderedDict()
+        self._running: dict[Memo, asyncio.Task[MediaPrepared]] = {}
+        self._known: OrderedDict[Memo, MediaPrepared] = OrderedDict()
         """The longest unused first."""
         self._known_bytes = 0
         self._held: dict[MediaKey, tuple[Lease, int]] = {}
@@ -198,15 +199,12 @@ class MediaClient:
 
     async def prepare(self, picture: WantedPicture) -> MediaPrepared:
         """The pages of a picture, of which the caller has a lease until :meth:`release`. Raises Refused."""
-        text = picture.data or picture.url.encode("utf-8", "surrogatepass")
-        if len(text) <= HASHED_INLINE:
-            digest = _digest(text)
+        if len(picture.data) <= HASHED_INLINE:
+            memo = _memo(picture)
         else:
-            digest = await asyncio.get_running_loop().run_in_executor(None, _digest, text)
-        memo = digest, picture.detail, picture.salt
-        known = self._known.get(memo)
-        if known is not None and self._hold(known.key):
-            self._known.move_to_end(memo)
+            memo = await asyncio.get_running_loop().run_in_executor(None, _memo, picture)
+        known = self._recall(memo)
+        if known is not None:
             self.counts.images["remembered"] += 1
             return known
         for _ in range(MAX_TRIES):
@@ -215,7 +213,18 @@ class MediaClient:
                 return prepared
         raise Refused("busy", "the media cache has no room (--media-cache)")
 
-    async def _prepare_once(self, memo: tuple[bytes, str, str], picture: WantedPicture) -> MediaPrepared:
+    def recall(self, picture: WantedPicture) -> MediaPrepared | None:
+        """As :meth:`prepare`, without waiting and counting; None: it must wait."""
+        return self._recall(_memo(picture)) if len(picture.data) <= HASHED_INLINE else None
+
+    def _recall(self, memo: Memo) -> MediaPrepared | None:
+        known = self._known.get(memo)
+        if known is None or not self._hold(known.key):
+            return None
+        self._known.move_to_end(memo)
+        return known
+
+    async def _prepare_once(self, memo: Memo, picture: WantedPicture) -> MediaPrepared:
         """Requests for the same picture at the same time share a task; one that is cancelled leaves it to the
         others."""
         task = self._running.get(memo)
@@ -226,9 +235,7 @@ class MediaClient:
             self.counts.images["remembered"] += 1
         return await asyncio.shield(task)
 
-    def _on_prepared(
-        self, memo: tuple[bytes, str, str], task: asyncio.Task[MediaPrepared], *, remember: bool
-    ) -> None:
+    def _on_prepared(self, memo: Memo, task: asyncio.Task[MediaPrepared], *, remember: bool) -> None:
         """What a URL shows may change: it is fetched for each request."""
         del self._running[memo]
         if task.cancelled():
@@ -242,7 +249,7 @@ class MediaClient:
         if remember:
             self._remember(memo, prepared)
 
-    def _remember(self, memo: tuple[bytes, str, str], prepared: MediaPrepared) -> None:
+    def _remember(self, memo: Memo, prepared: MediaPrepared) -> None:
         old = self._known.pop(memo, None)
         if old is not None:
             self._known_bytes -= len(old.ids) + ENTRY_BYTES
@@ -284,5 +291,6 @@ class MediaClient:
         return None if held is None else held[0]
 
 
-def _digest(text: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(text, digest_size=20).digest()
+def _memo(picture: WantedPicture) -> Memo:
+    text = picture.data or picture.url.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=20).digest(), picture.detail, picture.salt

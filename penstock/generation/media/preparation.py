@@ -35,6 +35,20 @@ class Pictures:
         """Tokens of all pictures that are computed from features."""
         return sum(each.features for each in self.prepared)
 
+    def recall(self, sources: Sequence[ImageSource], salt: str, parts: Sequence[memoryview] = ()) -> bool:
+        """:meth:`prepare` pictures that have been prepared not long ago; False: it must wait for some. Raises
+        ApiError."""
+        for source in sources:
+            known = self._client.recall(_wanted(source, salt, parts))
+            if known is None:
+                self.prepared.clear()
+                self._release_all()
+                return False
+            self.prepared.append(known)
+            self._held.append(known.key)
+        self._client.counts.images["remembered"] += len(sources)
+        return True
+
     async def prepare(
         self, sources: Sequence[ImageSource], salt: str, parts: Sequence[memoryview] = ()
     ) -> None:
@@ -71,6 +85,9 @@ class Pictures:
     def release(self) -> None:
         """End the leases: no stream of the request runs."""
         self._released = True
+        self._release_all()
+
+    def _release_all(self) -> None:
         held, self._held = self._held, []
         for key in held:
             self._client.release(key)
