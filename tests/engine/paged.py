@@ -1,12 +1,14 @@
 """A model that is nothing but its KV cache, and a driver that takes a scheduler through its steps.
 
-What lies in the cache for a token is a hash of the salt, the adapter and all tokens up to it. A step writes
+What lies in the cache for a token is a hash of the salt, the adapter, and all tokens and features of pictures
+up to it. A step writes
 the hashes of its tokens and reads those of the whole history, so whatever a stream is given that another one
 computed must be exactly what it would have computed itself. The next token is a function of the last hash.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +25,8 @@ from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
 from penstock.engine.schedule.prefix_cache import NOBODY
 from penstock.engine.schedule.scheduler import Scheduler
+from penstock.media.pages import Pages
+from penstock.wire.media.items import MediaItem
 from penstock.wire.messages import Adapter, Submit
 from tests.engine.support import Clock, Received, submit
 
@@ -84,6 +88,37 @@ def replace_adapters(table: AdapterTable, *names: str, digest: str) -> None:
     table.make_current(adapters)
 
 
+IMAGE = VOCAB - 1
+"""The image token."""
+
+
+def features_of(prompt: Sequence[int], media: Sequence[MediaItem]) -> dict[int, int]:
+    """By position, what the tokens of a prompt get of its pictures."""
+    found = {}
+    for item in media:
+        span = range(item.offset, item.offset + item.length)
+        at = [position for position in span if prompt[position] == IMAGE]
+        found.update({position: feature(item.key, index) for index, position in enumerate(at)})
+    return found
+
+
+def feature(key: bytes, index: int) -> int:
+    """What stands for a feature of a picture."""
+    return 1 + zlib.crc32(key) + (index << 32)
+
+
+class Encoder:
+    """Makes the features of pictures whose pages say how many there are."""
+
+    def __init__(self) -> None:
+        self.encoded: list[bytes] = []
+
+    def encode(self, item: MediaItem, pages: Pages) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """int64[features]"""
+        self.encoded.append(item.key)
+        return np.array([feature(item.key, index) for index in range(pages.facts.features)])
+
+
 class Driver:
     """One scheduler, its cache, and what its API server has received. With ``clock``, the scheduler's, a step
     takes STEP_S and TOKEN_S for every token."""
@@ -102,6 +137,8 @@ class Driver:
         self._content = np.zeros((blocks.blocks + 1) * blocks.block_size, np.uint64)
         self._hashes: dict[int, list[int]] = {}
         """By stream: the hashes of its history, behind one of its salt and adapter."""
+        self._features: dict[int, dict[int, int]] = {}
+        """By stream with pictures: hashes of features, by position."""
 
     # -- requests
 
@@ -113,15 +150,18 @@ class Driver:
         *,
         salt: str | None = None,
         adapter: str | None = None,
+        media: tuple[MediaItem, ...] = (),
+        server: int = 0,
         **more: Any,
     ) -> Submit:
         request = submit(stream, output, prompt=prompt, salt=salt, **more)
-        request = msgspec.structs.replace(request, adapter=adapter)
+        request = msgspec.structs.replace(request, adapter=adapter, media=media)
+        self._features[stream] = features_of(prompt, media)
         self._hinted = self._hinted or request.hints is not None
         table = self.scheduler.adapters
         key = None if adapter is None or table is None else table.of_request(request).key
         self._hashes[stream] = [hash((salt, key)) % _PRIME]
-        self.scheduler.submit(0, request)
+        self.scheduler.submit(server, request)
         return request
 
     # -- steps
@@ -132,6 +172,7 @@ class Driver:
         batch = scheduler.schedule()
         scheduler.mark_launched(batch)
         assert batch.count.sum() <= scheduler.max_batched_tokens
+        self._take_features(batch)
         tokens = self._run(batch)
         if self._clock is not None:
             self._clock.now += STEP_S + TOKEN_S * int(batch.count.sum())
@@ -169,11 +210,32 @@ class Driver:
             assert batch.start[batch.slots == slot] < table.length[slot], "the last token is computed"
         return np.array([value % VOCAB for value in last], np.int32)
 
+    def _take_features(self, batch: Batch) -> None:
+        """Each image token of the batch gets the feature that is its own, and no other token gets any."""
+        media, table = self.scheduler.streams.media, self.scheduler.table
+        if media is None:
+            return
+        found = {}
+        for rows, value in media.features(batch):
+            found.update(zip(rows.rows.tolist(), value[rows.first : rows.last].tolist(), strict=True))
+        flat, expected = 0, {}
+        for slot, start, count in zip(
+            *(x.tolist() for x in (batch.slots, batch.start, batch.count)), strict=True
+        ):
+            features = self._features[int(table.stream[slot])]
+            expected.update(
+                {flat + at - start: features[at] for at in range(start, start + count) if at in features}
+            )
+            flat += count
+        assert found == expected
+
     def _history(self, slot: int, length: int) -> list[int]:
         table = self.scheduler.table
         hashes = self._hashes[int(table.stream[slot])]
+        features = self._features.get(int(table.stream[slot]), {})
         for token in table.history[slot, len(hashes) - 1 : length].tolist():
-            hashes.append((hashes[-1] * 1_000_003 + token + 1) % _PRIME)
+            feature = features.get(len(hashes) - 1, 0)
+            hashes.append((hashes[-1] * 1_000_003 + token + 1 + feature) % _PRIME)
         return hashes[1 : length + 1]
 
     # -- what always holds

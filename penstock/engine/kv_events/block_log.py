@@ -1,12 +1,15 @@
 """Records what a prefix cache gains and loses, as KV cache events.
 
-A block's hash covers its tokens and all before them, adapter and cache salt included, so equal histories have
-equal hashes on every server. It is kept by the block's place in the cache, for the event of its removal.
+A block's hash covers its tokens and all before them, adapter, cache salt and pictures included, so equal
+histories have equal hashes on every server. It is kept by the block's place in the cache, for the event of
+its removal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +22,22 @@ HASH_BYTES = 8
 """As vLLM publishes them: 64 bits, as an integer."""
 
 
-def block_hashes(parent: int | None, tokens: bytes, block_bytes: int, scope: CacheScope) -> list[int]:
-    """Hashes of consecutive full blocks after the block ``parent``; None: they begin a history."""
+def block_hashes(
+    parent: int | None,
+    tokens: bytes,
+    block_bytes: int,
+    scope: CacheScope,
+    pictures: Sequence[Sequence[Any]] = (),
+) -> list[int]:
+    """Hashes of consecutive full blocks after the block ``parent``; None: they begin a history. ``pictures``:
+    those in each block; empty: none has any."""
     latest = scope.seed(HASH_BYTES) if parent is None else parent.to_bytes(HASH_BYTES, "big")
     hashes = []
-    for start in range(0, len(tokens), block_bytes):
-        latest = blake2b(latest + tokens[start : start + block_bytes], digest_size=HASH_BYTES).digest()
+    for index, start in enumerate(range(0, len(tokens), block_bytes)):
+        covered = latest + tokens[start : start + block_bytes]
+        if pictures and pictures[index]:
+            covered += repr(pictures[index]).encode()
+        latest = blake2b(covered, digest_size=HASH_BYTES).digest()
         hashes.append(int.from_bytes(latest, "big"))
     return hashes
 
@@ -39,11 +52,18 @@ class BlockLog:
         """Hash of each block while it is cached."""
         self._events: list[KVCacheEvent] = []
 
-    def stored(self, blocks: I32, tokens: bytes, before: int, scope: CacheScope) -> None:
+    def stored(
+        self,
+        blocks: I32,
+        tokens: bytes,
+        before: int,
+        scope: CacheScope,
+        pictures: Sequence[Sequence[Any]] = (),
+    ) -> None:
         """Blocks with these int32 tokens are cached, after the block ``before``, or after none
-        (:data:`NULL_BLOCK`). ``scope``: of their history."""
+        (:data:`NULL_BLOCK`). ``scope``: of their history; ``pictures``: those in each block."""
         parent = None if before == NULL_BLOCK else int(self._hashes[before])
-        hashes = block_hashes(parent, tokens, 4 * self._block_size, scope)
+        hashes = block_hashes(parent, tokens, 4 * self._block_size, scope, pictures)
         self._hashes[blocks] = hashes
         self._events.append(
             BlockStored(
@@ -54,7 +74,7 @@ class BlockLog:
                 lora_id=None,
                 medium=MEDIUM_GPU,
                 lora_name=None if scope.adapter is None else scope.adapter[0],
-                extra_keys=scope.extra_keys(len(hashes), first=parent is None),
+                extra_keys=scope.extra_keys(len(hashes), first=parent is None, pictures=pictures),
             )
         )
 

@@ -39,7 +39,9 @@ class EncoderCache:
         return len(self._entries)
 
     def __contains__(self, key: MediaKey) -> bool:
-        return key in self._entries
+        """Whether the features are there, or will be with this step."""
+        entry = self._entries.get(key)
+        return entry is not None and (entry.value is not None or entry.used == self._step)
 
     def begin_step(self) -> None:
         """The step before has been launched, or has failed."""
@@ -47,16 +49,18 @@ class EncoderCache:
 
     def use(self, key: MediaKey) -> bool:
         """Keep a picture for this step. False: the cache does not have it."""
-        entry = self._entries.get(key)
-        if entry is None:
+        if key not in self:
             return False
-        entry.used = self._step
+        self._entries[key].used = self._step
         self._entries.move_to_end(key)
         return True
 
     def make_room(self, key: MediaKey, features: int) -> bool:
         """Make room for a picture that the cache does not have, for this step. False: what others need leaves
         none."""
+        if (known := self._entries.get(key)) is not None:  # its step has failed
+            known.used = self._step
+            return True
         missing = self.used + features - self.budget
         victims = []
         for other, entry in self._entries.items() if missing > 0 else ():

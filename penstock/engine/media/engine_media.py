@@ -6,7 +6,7 @@ are encoded; whoever runs the step takes the features (:meth:`EngineMedia.featur
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -14,8 +14,10 @@ import numpy as np
 from penstock.engine.base import RequestRejected
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.media.encoder_cache import EncoderCache
+from penstock.engine.media.page_supply import PageSupply, Want
 from penstock.engine.media.spans import FeatureRows, MediaSpans, Picture
 from penstock.engine.schedule.batch import Batch
+from penstock.wire.arrays import I32
 from penstock.wire.media.items import MediaInfo, MediaItem
 from penstock.wire.messages import Submit
 
@@ -33,22 +35,6 @@ class MediaEncoder(Protocol):
         ...
 
 
-class PageSource(Protocol):
-    """Where the pages of pictures come from."""
-
-    def has(self, server: int, item: MediaItem) -> bool:
-        """Whether the pages are there; otherwise the API server is asked for them."""
-        ...
-
-    def read(self, item: MediaItem) -> Pages:
-        """Read-only pages. Raises LookupError if they are not there."""
-        ...
-
-    def release(self, item: MediaItem) -> None:
-        """The picture is encoded: its pages may go."""
-        ...
-
-
 class EngineMedia:
     """The pictures of an engine's streams, and the features of pictures that it keeps."""
 
@@ -57,7 +43,7 @@ class EngineMedia:
         table: SlotTable,
         token: int,
         encoder: MediaEncoder,
-        pages: PageSource,
+        pages: PageSupply,
         *,
         cache_tokens: int,
         step_tokens: int,
@@ -78,10 +64,12 @@ class EngineMedia:
         self._encoder = encoder
         self._table = table
         self._step_tokens = step_tokens
+        self.planned = 0
+        """Pictures that this step encodes."""
+        self.wanted = 0
+        """Tokens of a span that has to be computed at once, and for which this step had no room left."""
         self._room = 0
         """Features that this step may encode beside those of its first picture."""
-        self._planned = 0
-        """Pictures that this step encodes."""
 
     # -- streams
 
@@ -108,21 +96,38 @@ class EngineMedia:
                     f"at most {self._step_tokens}; serve with more --max-num-batched-tokens"
                 )
 
-    def is_ready(self, server: int, request: Submit, start: int) -> bool:
-        """Whether a stream may begin whose first ``start`` tokens are computed. The API server is asked for
-        the pages that are missing."""
-        missing = [
-            item
-            for item in request.media
+    def missing(self, server: int, media: Sequence[MediaItem], start: int) -> Want | None:
+        """What a stream has to wait for whose first ``start`` tokens are computed; None: it may begin. The
+        API server is asked for all pages that are missing."""
+        lacking = [
+            item.key
+            for item in media
             if item.offset + item.length > start
             and item.key not in self.cache
             and not self.pages.has(server, item)
         ]
-        return not missing
+        return (server, lacking[0]) if lacking else None
 
-    def begin(self, slot: int, media: Iterable[MediaItem]) -> None:
-        """A stream with these pictures has the slot, and its prompt is in the table."""
-        self.spans.begin(slot, tuple(media))
+    def begin(self, slot: int, media: Sequence[MediaItem], start: int) -> None:
+        """A stream with these pictures has the slot, and its prompt is in the table; its first ``start``
+        tokens are computed."""
+        self.spans.begin(slot, media)
+        for picture in self.spans.within(slot, 0, start):
+            if picture.positions[-1] < start:
+                self._count(picture, found=True)
+
+    def waits_for(self, want: Want, computed: I32) -> list[int]:
+        """Slots of the API server's streams that need the picture yet. ``computed``: tokens of each slot's
+        history."""
+        server, key = want
+        return [
+            slot
+            for slot in np.flatnonzero(self.spans.end > computed).tolist()
+            if self._table.server[slot] == server
+            and any(
+                item.key == key and item.offset + item.length > computed[slot] for item in self.spans.of(slot)
+            )
+        ]
 
     def release(self, slot: int) -> None:
         """The slot's stream has ended."""
@@ -138,13 +143,9 @@ class EngineMedia:
     def begin_step(self, decodes: int) -> None:
         """A step is scheduled that has so many decodes. Beside them it encodes at most one picture."""
         self.cache.begin_step()
+        self.pages.begin_step()
         self._room = 0 if decodes else self._step_tokens
-        self._planned = 0
-
-    @property
-    def planned(self) -> int:
-        """Pictures that the step encodes."""
-        return self._planned
+        self.planned = self.wanted = 0
 
     def fit(self, slot: int, start: int, count: int) -> int:
         """How many of the ``count`` tokens from ``start`` on the step can compute, with the pictures that are
@@ -155,6 +156,8 @@ class EngineMedia:
         for picture in self.spans.within(slot, start, stop):
             if self.whole_spans and picture.end > stop:
                 stop = max(start, picture.item.offset)
+                if stop == start:
+                    self.wanted = max(self.wanted, picture.end - start)
                 break
             first, last = np.searchsorted(picture.positions, (start, stop)).tolist()
             if first == last:
@@ -172,19 +175,22 @@ class EngineMedia:
         item, features = picture.item, len(picture.positions)
         found = self.cache.use(item.key)
         if not found:
-            if self._planned and features > self._room:
+            if self.planned and features > self._room:
                 return False
-            if not self.pages.has(int(self._table.server[slot]), item):
+            if not self.pages.has(int(self._table.server[slot]), item, keep=True):
                 return False
             if not self.cache.make_room(item.key, features):
                 return False
-            self._planned += 1
+            self.planned += 1
             self._room -= features
+        self._count(picture, found=found)
+        return True
+
+    def _count(self, picture: Picture, *, found: bool) -> None:
         if not picture.counted:
             picture.counted = True
             self.queries += 1
             self.hits += found
-        return True
 
     def features(self, batch: Batch) -> Iterator[tuple[FeatureRows, Any]]:
         """What the batch's tokens need of their pictures, and each picture's features, which are encoded if
@@ -195,7 +201,6 @@ class EngineMedia:
                 value = self._encoder.encode(rows.item, self.pages.read(rows.item))
                 self.encoded += 1
                 self.cache.put(rows.item.key, value)
-                self.pages.release(rows.item)
             if len(value) != rows.total:
                 raise ValueError(f"the picture has {len(value)} features for {rows.total} image tokens")
             yield rows, value
@@ -213,4 +218,5 @@ class EngineMedia:
             "encoder_cache_queries_total": self.queries,
             "encoder_cache_hits_total": self.hits,
             "encoder_cache_tokens": self.cache.used,
+            "pages_wanted_total": self.pages.asked,
         }

@@ -1,8 +1,8 @@
 """Admission: which streams may begin, from the waiting queue and among the preempted ones.
 
 A stream is admitted in the order of the queue, when a slot is free and the KV cache has room for its whole
-prompt. One whose grammar is being compiled, whose prefix another stream is computing, or whose adapter has no
-place is held, in nobody's way.
+prompt. One whose grammar is being compiled, whose prefix another stream is computing, whose adapter has no
+place, or whose pictures are on the way is held, in nobody's way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from itertools import islice
 import numpy as np
 
 from penstock.config.serve import ServeConfig
-from penstock.engine.base import RequestRejected
+from penstock.engine.base import RequestRejected, StepRows
+from penstock.engine.batch.rows import concat_rows
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter, adapter_of
 from penstock.engine.sampling.grammar_compiler import Compilation, CompilationState
 from penstock.engine.schedule.cache_scope import CacheScope
@@ -22,10 +23,12 @@ from penstock.engine.schedule.prefix_cache import CachedPrefix, Prefix
 from penstock.engine.schedule.running_streams import RunningStreams
 from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
-from penstock.wire.messages import Submit, WireError
+from penstock.wire.messages import MEDIA_GONE, Submit, WireError
 
 GRAMMAR_ROOM = "room for a grammar"
 """What streams wait for whose grammar's text is too long beside those of the running streams."""
+PAGES_GONE = "what was prepared of a picture is gone; send the request again"
+NO_ROOM_FOR_PAGES = "the engine's host has no room for a picture (--media-cache)"
 MAX_HELD_PER_STEP = 128
 """Waiting streams that a step may find unable to start yet: their grammar is being compiled, or another
 stream is computing their prefix, or other adapters run. They are held, and the next step looks at those
@@ -58,6 +61,8 @@ class SlotAdmission:
         )
         if routes is not None:
             routes.check(request)
+        if self._streams.media is not None:
+            self._streams.media.check(request)
         adapter = adapter_of(request, self._adapters)
         self._check_capacity(request)
         self._sampling.check_sampling(request.sampling)
@@ -108,6 +113,20 @@ class SlotAdmission:
                 if compilation.error is not None:
                     self.queue.fail(waiting, compilation.error.code, str(compilation.error))
 
+    def settle_pages(self) -> StepRows:
+        """Let streams look again whose pictures' pages have come; end those whose pages will not come."""
+        streams, ended = self._streams, []
+        assert streams.media is not None
+        for want, code in streams.media.pages.take_settled():
+            released = self.queue.release(want)
+            if code:
+                message = PAGES_GONE if code == MEDIA_GONE else NO_ROOM_FOR_PAGES
+                for waiting in released:
+                    self.queue.fail(waiting, code, message)
+                slots = streams.media.waits_for(want, streams.computed)
+                ended.append(streams.fail(np.array(slots, np.intp), code, message))
+        return concat_rows(ended)
+
     # -- streams that begin
 
     def begin_streams(self) -> Iterator[int]:
@@ -128,6 +147,8 @@ class SlotAdmission:
                 continue
             if not self._has_room(length, found) or not self._has_route_room(candidate):
                 return
+            if self._streams.media is not None and not self._has_pictures(candidate, found):
+                continue
             slot = self._admit(candidate, found) if isinstance(candidate, WaitingStream) else candidate
             self._begin(slot, prefix, found)
             yield slot
@@ -215,6 +236,18 @@ class SlotAdmission:
         wanted = self._blocks.blocks_for(length) - found.blocks + found.idle
         return wanted + margin <= self._blocks.free_count()
 
+    def _has_pictures(self, candidate: int | WaitingStream, found: CachedPrefix) -> bool:
+        """Whether its pictures can be encoded; otherwise it waits for their pages."""
+        media, start = self._streams.media, found.blocks * self._blocks.block_size
+        assert media is not None
+        if not isinstance(candidate, WaitingStream):
+            server = int(self._table.server[candidate])
+            return media.missing(server, media.spans.of(candidate), start) is None
+        want = media.missing(candidate.server, candidate.request.media, start)
+        if want is not None:
+            self.queue.hold(candidate, want)
+        return want is None
+
     def _has_route_room(self, candidate: int | WaitingStream) -> bool:
         """Whether there is memory for the experts of its tokens, if it asks for these."""
         routes = self._streams.routes
@@ -230,6 +263,8 @@ class SlotAdmission:
         streams.sampling.set(slot, newcomer.request.sampling, newcomer.compilation)
         if streams.routes is not None:
             streams.routes.begin(slot, newcomer.request)
+        if streams.media is not None:
+            streams.media.begin(slot, newcomer.request.media, found.blocks * streams.blocks.block_size)
         streams.add(slot, newcomer.priority)
         if streams.speculation is not None:
             scope = CacheScope(newcomer.request.cache_salt, newcomer.request.adapter_key)

@@ -47,6 +47,8 @@ class Batch:
     has any."""
     prompts: Slots = field(default_factory=lambda: np.zeros(0, np.intp))
     """Slots of chunks of prompts: other streams may share their blocks once the batch is launched."""
+    pictures: int = 0
+    """How many are encoded for it."""
     scheduled_at: float = 0.0
     """Seconds on the scheduler's clock."""
 

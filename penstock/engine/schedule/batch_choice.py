@@ -45,10 +45,15 @@ class BatchChoice:
         self._streams.steps += 1
         self._shortage.begin_step(self._streams.steps)
         self._admission.release_held()
-        decodes = self._decodes()
-        drafts = self._draft(decodes)
+        media = self._streams.media
+        span = 0 if media is None else media.wanted
+        decodes = self._decodes(self._shortage.step_tokens - span)
+        drafts = None if span else self._draft(decodes)
+        if media is not None:
+            media.begin_step(len(decodes))
         decode_count = np.ones(len(decodes), np.int32) if drafts is None else drafts + 1
-        chunks, counts = self._prefills(self._prefill_budget(len(decodes), int(decode_count.sum())))
+        budget = self._prefill_budget(len(decodes), int(decode_count.sum()))
+        chunks, counts = self._prefills(max(budget, span), whole_span=span > 0)
         slots, count = decodes, decode_count
         kind = count > 1
         if len(chunks):
@@ -72,6 +77,7 @@ class BatchChoice:
             generations=self._table.generation[slots[samples]],
             drafts=None if drafts is None else drafted[samples],
             prompts=chunks,
+            pictures=0 if media is None else media.planned,
             scheduled_at=now,
         )
 
@@ -90,8 +96,9 @@ class BatchChoice:
 
     # -- decodes and drafts
 
-    def _decodes(self) -> Slots:
-        """Slots that decode one token; allocates blocks for these tokens, preempting streams if needed."""
+    def _decodes(self, most: int) -> Slots:
+        """At most ``most`` slots that decode one token; allocates blocks for these tokens, preempting streams
+        if needed."""
         slots = self._streams.admitted
         ahead = self._streams.ahead(slots)
         one = (ahead - self._streams.computed[slots] == 1) & (ahead < self._table.end[slots])
@@ -102,9 +109,9 @@ class BatchChoice:
         if np.count_nonzero(unread):
             one &= ~(unread & self._reads_history(slots))
         decodes: Slots = slots[one]
-        if len(decodes) > self._shortage.step_tokens:  # those that have waited longest
+        if len(decodes) > most:  # those that have waited longest
             turn = np.argsort(self._last_step[decodes], kind="stable")
-            decodes = decodes[turn[: self._shortage.step_tokens]]
+            decodes = decodes[turn[: max(0, most)]]
         missing = self._blocks.missing(decodes, self._streams.ahead(decodes))
         if not np.count_nonzero(missing):
             return decodes
@@ -161,15 +168,23 @@ class BatchChoice:
         budget = self._shortage.step_tokens - tokens
         return self._step_cost.allowed(budget, decodes) if decodes else budget
 
-    def _prefills(self, budget: int) -> tuple[Slots, I32]:
-        """Chunked prefill: slots and token counts, up to ``budget`` tokens in total; begun prompts first."""
+    def _prefills(self, budget: int, *, whole_span: bool) -> tuple[Slots, I32]:
+        """Chunked prefill: slots and token counts, up to ``budget`` tokens in total; begun prompts first.
+        ``whole_span``: a span waits for a step that computes all of it, whatever memory is short."""
+        media = self._streams.media
         chosen: list[int] = []
         counts: list[int] = []
         for slot in chain(self._started_prefills(), self._admission.begin_streams()) if budget else ():
+            most = budget
+            if self._shortage and not whole_span:
+                most = min(budget, self._shortage.most_tokens_of(slot))
+            start = int(self._streams.computed[slot])
+            count = min(int(self._table.length[slot]) - start, most)
+            if media is not None and not (count := media.fit(slot, start, count)):
+                continue  # it waits for a picture
             chosen.append(slot)
-            most = budget if not self._shortage else min(budget, self._shortage.most_tokens_of(slot))
-            counts.append(min(int(self._table.length[slot] - self._streams.computed[slot]), most))
-            budget -= counts[-1]
+            counts.append(count)
+            budget -= count
             if not budget:
                 break
         return np.array(chosen, np.intp), np.array(counts, np.int32)

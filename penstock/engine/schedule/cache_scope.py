@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,15 +28,19 @@ class CacheScope(NamedTuple):
             return blake2b(covered, digest_size=size, person=b"adapter").digest()
         return b"" if self.salt is None else blake2b(self.salt.encode(), digest_size=size).digest()
 
-    def extra_keys(self, blocks: int, *, first: bool) -> list[list[str] | None] | None:
+    def extra_keys(
+        self, blocks: int, *, first: bool, pictures: Sequence[Sequence[Any]] = ()
+    ) -> list[list[Any] | None] | None:
         """What the hashes of consecutive blocks cover beside tokens, as vLLM's events tell it: the adapter's
-        name for each block, and the salt for the first one of a history. ``first``: it is among them. None:
-        nothing."""
+        name for each block, its ``pictures``, and the salt for the first one of a history. ``first``: it is
+        among them. None: nothing."""
         salt = [self.salt] if first and self.salt is not None else []
-        if self.adapter is None:
+        if self.adapter is None and not pictures:
             return [salt, *[None] * (blocks - 1)] if salt else None
-        name = self.adapter[0]
-        return [[name, *salt], *([name] for _ in range(blocks - 1))]
+        name = [] if self.adapter is None else [self.adapter[0]]
+        keys: list[list[Any]] = [[*name, *each] for each in pictures or [()] * blocks]
+        keys[0] += salt
+        return [each or None for each in keys]
 
 
 UNSCOPED = CacheScope()

@@ -5,7 +5,8 @@ followed; histories that part within a run split it. Lookups compare tokens, a r
 long conversation costs what its runs are, not its blocks. Those of its turns are merged when it is idle. A
 tree belongs to one scope: streams of different adapters, or with different cache salts, share nothing. Only
 full blocks are shared, and never the block with the last token of a history: that token is computed for its
-logits, so shared blocks are never written.
+logits, so shared blocks are never written. Pictures are compared by their numbers
+(:mod:`penstock.engine.media.picture_numbers`): "tokens" below are those with these in their places.
 
 Runs that a stream is about to compute are *promised*: other streams wait for them instead of computing them
 as well. A promise is fulfilled block by block, or withdrawn when the stream frees its blocks: either way it
@@ -25,6 +26,7 @@ import numpy as np
 
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
+from penstock.engine.media.picture_numbers import PictureNumbers, picture_keys
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
 from penstock.engine.schedule.cache_scope import UNSCOPED, CacheScope
 from penstock.engine.schedule.idle_runs import IdleRuns, lifetime
@@ -33,6 +35,7 @@ from penstock.wire.messages import AdapterKey, SamplingParams, Submit
 
 if TYPE_CHECKING:
     from penstock.engine.lora.adapter_table import LoadedAdapter
+    from penstock.engine.media.spans import MediaSpans
 
 NOBODY = -1
 
@@ -122,6 +125,9 @@ class PrefixCache:
         self._table = table
         self._blocks = blocks
         self._log = log
+        self.spans: MediaSpans | None = None
+        """Pictures of the slots' streams; None: the engine takes none."""
+        self._numbers = PictureNumbers()
         self._block_bytes = 4 * blocks.block_size
         self._roots: dict[CacheScope, CachedRun] = {}
         """Roots of the trees by scope; scopes without cached runs have none."""
@@ -139,7 +145,8 @@ class PrefixCache:
     # -- lookups
 
     def prefix_of(self, request: Submit, adapter: LoadedAdapter | None = None) -> Prefix | None:
-        """The prefix of a prompt; None when prefix caching is off. ``adapter``: the request's.
+        """The prefix of a prompt; None when prefix caching is off, or knows no number for a picture.
+        ``adapter``: the request's.
 
         A request for prompt logprobs or routed experts does not read the cache: all its prompt tokens have to
         be computed.
@@ -148,7 +155,10 @@ class PrefixCache:
             return None
         scope = CacheScope(request.cache_salt, None if adapter is None else adapter.key)
         keep_s = 0 if request.hints is None else lifetime(request.hints.keep_s)
-        return self._prefix(scope, request.prompt, _reads_cache(request.sampling), keep_s)
+        tokens: bytes | None = request.prompt
+        if request.media:
+            tokens = self._numbers.in_place(request.prompt, request.media)
+        return None if tokens is None else self._prefix(scope, tokens, _reads_cache(request.sampling), keep_s)
 
     def _prefix(self, scope: CacheScope, history: bytes, reads_cache: bool, keep_s: int) -> Prefix:
         blocks = (len(history) - 4) // self._block_bytes
@@ -314,15 +324,23 @@ class PrefixCache:
             run = run.parent
         if self._log is not None:
             for run, before in reversed(fulfilled):  # a block is stored after those that it follows
-                self._log_stored(self._log, run, before)
+                self._log_stored(self._log, slot, run, before)
 
-    def _log_stored(self, log: BlockLog, run: CachedRun, first: int) -> None:
-        """Record that the run's computed blocks from ``first`` on are cached."""
+    def _log_stored(self, log: BlockLog, slot: int, run: CachedRun, first: int) -> None:
+        """Record that the run's computed blocks from ``first`` on are cached, which are the slot's."""
         parent, size = run.parent, self._block_bytes
         assert parent is not None
         previous = run.blocks[first - 1] if first else parent.blocks[-1] if parent.blocks.size else NULL_BLOCK
         tokens = run.tokens[first * size : run.computed * size]
-        log.stored(run.blocks[first : run.computed], tokens, int(previous), parent.scope)
+        pictures: list[list[list[object]]] = []
+        if self.spans:
+            size = self._blocks.block_size
+            start, stop = size * (run.start + first), size * (run.start + run.computed)
+            if within := self.spans.within(slot, start, stop):
+                tokens = self._table.history[slot, start:stop].tobytes()
+                items = [picture.item for picture in within]
+                pictures = picture_keys(items, start, size, run.computed - first)
+        log.stored(run.blocks[first : run.computed], tokens, int(previous), parent.scope, pictures)
 
     def _resolve(self, run: CachedRun) -> None:
         run.owner = NOBODY
@@ -356,12 +374,12 @@ class PrefixCache:
         self._fulfil(slot, held.last, full)
         last = self._withdraw(slot, held.last)
         if shared < full:
-            last = self._cache(last or self._root(held.prefix.scope), slot, row[:full])
+            last = self._cache(last or self._root(held.prefix.scope), slot, held.prefix, row[:full])
             shared = full
         self._blocks.free(row[shared:])
         if not forever:
-            history = self._table.history[slot, : self._table.length[slot]].tobytes()
             prefix = held.prefix
+            history = self._history(slot, prefix, int(self._table.length[slot]))
             self._preempted[slot] = self._prefix(prefix.scope, history, prefix.reads_cache, prefix.keep_s)
         for run in self._to_root(last):
             run.holders -= 1
@@ -396,11 +414,18 @@ class PrefixCache:
         run.tokens, run.blocks = run.tokens[: blocks * self._block_bytes], run.blocks[:blocks].copy()
         run.computed = min(run.computed, blocks)
 
-    def _cache(self, last: CachedRun, slot: int, row: I32) -> CachedRun:
+    def _history(self, slot: int, prefix: Prefix, length: int) -> bytes:
+        """The first ``length`` tokens of a slot's history, which begins with the prefix."""
+        known = len(prefix.tokens) // 4
+        if length <= known:
+            return prefix.tokens[: 4 * length]
+        return prefix.tokens + self._table.history[slot, known:length].tobytes()
+
+    def _cache(self, last: CachedRun, slot: int, prefix: Prefix, row: I32) -> CachedRun:
         """Add the slot's computed blocks ``row`` after ``last``, and free those that others have cached
         meanwhile. Returns the last run."""
-        history = self._table.history[slot, : len(row) * self._blocks.block_size]
-        for run in self._walk(last, history.tobytes(), len(row)) if last.children else ():
+        history = self._history(slot, prefix, len(row) * self._blocks.block_size)
+        for run in self._walk(last, history, len(row)) if last.children else ():
             if run.owner != NOBODY:  # it may be withdrawn, with all that follows it
                 self._blocks.free(row[last.end :])
                 return last
@@ -410,7 +435,7 @@ class PrefixCache:
         more = row[last.end :]
         if not len(more):
             return last
-        tokens = history[last.end * self._blocks.block_size :].tobytes()
+        tokens = history[last.end * self._block_bytes :]
         first = 0
         if last.parent is None or last.children or last.holders > 1:
             last = self._add(last, tokens, more.copy())
@@ -420,7 +445,7 @@ class PrefixCache:
             last.blocks = np.concatenate((last.blocks, more))
             last.computed = len(last.blocks)
         if self._log is not None:
-            self._log_stored(self._log, last, first)
+            self._log_stored(self._log, slot, last, first)
         return last
 
     # -- runs without holders

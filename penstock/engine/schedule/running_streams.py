@@ -11,6 +11,7 @@ from penstock.engine.base import StepRows
 from penstock.engine.batch.logprobs import LogprobsBuffer
 from penstock.engine.batch.routed_experts import ExpertRoutes, RoutedExpertsBuffer
 from penstock.engine.batch.slots import SlotTable
+from penstock.engine.media.engine_media import EngineMedia
 from penstock.engine.sampling.metadata import SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.adapter_room import AdapterRoom
 from penstock.engine.schedule.block_tables import BlockTables
@@ -48,6 +49,8 @@ class RunningStreams:
         self.logprobs_buffer = LogprobsBuffer(table)
         self.routes: RoutedExpertsBuffer | None = None
         """None: the model has no experts."""
+        self.media: EngineMedia | None = None
+        """None: the engine takes no pictures."""
         self.computed = np.zeros(table.size, np.int32)
         """Tokens of each slot's history whose keys and values are in the KV cache after the last step."""
         self.priority = np.zeros(table.size, np.int64)
@@ -116,10 +119,17 @@ class RunningStreams:
         self.sampling.clear(slot)
         if self.routes is not None:
             self.routes.clear(slot)
+        if self.media is not None:
+            self.media.release(slot)
 
     def keep_routes(self, routes: ExpertRoutes | None) -> None:
         """Keep the experts of tokens for streams that ask; None: the model has none."""
         self.routes = None if routes is None else RoutedExpertsBuffer(self.table, routes)
+
+    def take_pictures(self, media: EngineMedia | None) -> None:
+        """Run streams with pictures; None: there are none."""
+        self.media = media
+        self.prefix_cache.spans = None if media is None else media.spans
 
     def take_routes(self, slots: Slots) -> Sequence[tuple[int, RoutedExperts]]:
         """The experts of streams that end, for those that asked. Call it before they are freed."""
@@ -138,6 +148,8 @@ class RunningStreams:
         """Free the blocks of a stream, which keeps its slot and its history."""
         self._release_blocks(slot, forever=False)
         self.computed[slot] = 0
+        if self.media is not None:
+            self.media.rewind(slot)
         self.preemptions += 1
         self.table.note_preemption(slot)
 

@@ -68,6 +68,7 @@ class Scheduler:
         self._choice = BatchChoice(self.streams, self._admission, self.step_cost)
         self._settlement = Settlement(self.streams, self.step_cost, clock)
         self._clock = clock
+        self.take_pictures = self.streams.take_pictures
         self._aborted: dict[int, None] = {}
         """Slots of aborted streams."""
         self._hold = Hold.NOTHING
@@ -89,9 +90,9 @@ class Scheduler:
                 self._aborted[slot] = None
 
     def take_aborted(self) -> StepRows:
-        """The ends of aborted streams, with all that they held back, and of streams that failed in the queue;
-        frees their slots."""
-        parts = []
+        """The ends of aborted streams, with all that they held back, of streams that failed in the queue, and
+        of those whose pictures will not come; frees their slots."""
+        parts = [] if self.streams.media is None else [self._admission.settle_pages()]
         if self._queue.has_finished():
             parts.append(self._queue.take_finished())
         if self._aborted:
@@ -139,6 +140,8 @@ class Scheduler:
         self.prefix_cache.reset()
         if self.streams.speculation is not None:
             self.streams.speculation.reset()
+        if self.streams.media is not None:
+            self.streams.media.clear()
 
     # -- state
 
@@ -171,8 +174,10 @@ class Scheduler:
             "prefix_cache_queries_total": self.prefix_cache.queries,
             "prefix_cache_hits_total": self.prefix_cache.hits,
         }
-        speculation = self.streams.speculation
-        return counters if speculation is None else counters | speculation.metrics()
+        for part in (self.streams.speculation, self.streams.media):
+            if part is not None:
+                counters |= part.metrics()
+        return counters
 
     # -- a step
 

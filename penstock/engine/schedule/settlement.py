@@ -149,6 +149,8 @@ class Settlement:
         now = self._clock()
         seconds = now - max(batch.scheduled_at, self._settled_at)
         self._settled_at, self._step_s = now, seconds
+        if batch.pictures:  # no estimate of a token's cost
+            return
         chunks = int(batch.count[batch.decodes :].sum()) if batch.decodes < len(batch) else 0
         self._step_cost.observe(seconds, chunks, batch.decodes)
 

@@ -51,6 +51,8 @@ def test_a_slot_holds_one_picture() -> None:
     cache.begin_step()
     assert cache.make_room(key(1), 3)
     assert cache.make_room(key(2), 3)
+    for number in (1, 2):
+        cache.put(key(number), number)
     for held in (key(1), key(2), key(2)):
         cache.hold(0, held)
     cache.begin_step()
