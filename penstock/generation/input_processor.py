@@ -16,7 +16,7 @@ import msgspec
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.generation.grammars.call_grammar import TokenIds, channel_grammar, reasoning_grammar
-from penstock.generation.media.placeholders import count_pictures, with_pictures
+from penstock.generation.media.placeholders import Respell, count_pictures, with_pictures
 from penstock.generation.model_aliases import ModelAliases
 from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.registry import OutputFormat, output_format
@@ -433,18 +433,26 @@ class InputProcessor:
         variables = self._template_variables(variables)
         if continue_final_message:
             messages = [*messages[:-1], self._continued(messages[-1], renderer.rules(tools=bool(tools)))]
-        render = partial(
+        fixed = partial(
             renderer.render,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            tools=tools,
-            documents=documents,
             variables=variables,
             stable=stable,
         )
-        text = render(messages, turn=turn)
+        text = fixed(messages, tools=tools, documents=documents, turn=turn)
         media = self.model_info.media
-        return text if media is None else with_pictures(text, messages, media.placeholder, render)
+        if media is None:
+            return text
+
+        def render(respell: Respell) -> str:
+            return fixed(
+                respell(messages, list[Message]),
+                tools=respell(tools, list[Tool] | None),
+                documents=respell(documents, list[dict[str, Any]] | None),
+            )
+
+        return with_pictures(text, messages, media.placeholder, render)
 
     def _template_variables(self, given: dict[str, Any] | None) -> dict[str, Any] | None:
         """The request's variables, and the server's that it does not set. Raises ApiError."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,7 +22,14 @@ from penstock.wire.media.worker import MediaDescription, MediaPrepared
 _LITERAL = f"\ue000{secrets.token_hex(8)}\ue003"
 """Stands for a placeholder that a user has written."""
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(list[Message]).decode
+
+Value = TypeVar("Value")
+
+
+class Respell(Protocol):
+    """Gives a value, of a type that msgspec decodes, in which marks stand for what users have written."""
+
+    def __call__(self, value: Value, type: Any) -> Value: ...
 
 
 def count_pictures(messages: Sequence[Message]) -> int:
@@ -37,15 +44,21 @@ def count_pictures(messages: Sequence[Message]) -> int:
 
 
 def with_pictures(
-    text: str, messages: list[Message], placeholder: str, render: Callable[[list[Message]], str]
+    text: str, messages: list[Message], placeholder: str, render: Callable[[Respell], str]
 ) -> str:
     """The prompt ``text`` of ``messages``, of which each placeholder is a picture's: see :func:`placed`.
-    ``render`` makes the prompt of other messages. Raises ApiError if the template does not show each picture
-    once."""
+    ``render`` makes the prompt of what the request has, spelled otherwise. Raises ApiError if the template
+    does not show each picture once."""
     pictures = count_pictures(messages)
     if not pictures or text.count(placeholder) == pictures:
         return text
-    text = render(_decode(_encode(messages).replace(_in_json(placeholder), _in_json(_LITERAL))))
+
+    def respell(value: Value, type: Any) -> Value:
+        marked = _encode(value).replace(_in_json(placeholder), _in_json(_LITERAL))
+        respelled: Value = msgspec.json.decode(marked, type=type)
+        return respelled
+
+    text = render(respell)
     shown = text.count(placeholder)
     if shown != pictures:
         raise ApiError(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from penstock.generation.media.placeholders import placed, splice, with_pictures
+from penstock.generation.media.placeholders import Respell, placed, splice, with_pictures
 from penstock.generation.request.schemas import Message, Part
 from penstock.http.errors import ApiError
 from penstock.wire.media.items import MediaItem
@@ -22,6 +24,10 @@ def rendered(messages: list[Message]) -> str:
     )
 
 
+def again(messages: list[Message]) -> Callable[[Respell], str]:
+    return lambda respell: rendered(respell(messages, list[Message]))
+
+
 def user(*contents: str | None) -> Message:
     """None: a picture."""
     parts: list[str | Part] = [
@@ -36,12 +42,12 @@ def ids(*tokens: int) -> bytes:
 
 def test_a_text_without_pictures_keeps_what_the_user_wrote() -> None:
     messages = [user("see <image>")]
-    assert with_pictures("see <image>", messages, "<image>", rendered) == "see <image>"
+    assert with_pictures("see <image>", messages, "<image>", again(messages)) == "see <image>"
 
 
 def test_placeholders_that_a_user_wrote_are_no_pictures() -> None:
     messages = [user("a <image> b", None, 'c "<image>"', None)]
-    text = with_pictures(rendered(messages), messages, "<image>", rendered)
+    text = with_pictures(rendered(messages), messages, "<image>", again(messages))
     where = placed(text, IMAGE)
     assert where.text == 'a <image> b<image>c "<image>"<image>'
     assert (list(where.ordinals), where.occurrences) == ([1, 3], 4)
@@ -49,14 +55,14 @@ def test_placeholders_that_a_user_wrote_are_no_pictures() -> None:
 
 def test_texts_of_the_processor_stand_around_pictures_alone() -> None:
     messages = [user("<image>", None)]
-    text = with_pictures(rendered(messages), messages, "<image>", rendered)
+    text = with_pictures(rendered(messages), messages, "<image>", again(messages))
     assert placed(text, MediaDescription("<image>", "[", "]")).text == "<image>[<image>]"
 
 
 @pytest.mark.parametrize("shown", ["", "<image><image>"])
 def test_a_template_that_does_not_show_each_picture_is_refused(shown: str) -> None:
     with pytest.raises(ApiError, match="there are 1 images, and the chat template shows"):
-        with_pictures(shown, [user(None)], "<image>", lambda messages: shown)
+        with_pictures(shown, [user(None)], "<image>", lambda respell: shown)
 
 
 def test_tokens_of_pictures_take_the_places_of_placeholders() -> None:
