@@ -15,6 +15,7 @@ from penstock.engine.base import RequestRejected
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.media.encoder_cache import EncoderCache
 from penstock.engine.media.page_supply import PageSupply, Want
+from penstock.engine.media.rope_positions import RopePositions
 from penstock.engine.media.spans import FeatureRows, MediaSpans, Picture
 from penstock.engine.schedule.batch import Batch
 from penstock.wire.arrays import I32
@@ -48,14 +49,17 @@ class EngineMedia:
         cache_tokens: int,
         step_tokens: int,
         whole_spans: bool = False,
+        rope_merge: int = 0,
     ) -> None:
         """``token``: the image token. ``cache_tokens``: features that are kept; ``step_tokens``: tokens of a
         step. ``whole_spans``: the tokens of a picture see each other in both directions, so that a span is
-        computed at once."""
+        computed at once. ``rope_merge``: patches in height, and in width, that make a feature, of a model
+        whose features have positions in time, height and width; 0: of one whose features have not."""
         self.info = MediaInfo(token, cache_tokens)
         self.spans = MediaSpans(table, token)
         self.cache = EncoderCache(cache_tokens)
         self.whole_spans = whole_spans
+        self.rope = RopePositions(table.size, token, rope_merge) if rope_merge else None
         self.pages = pages
         self.encoded = 0
         """Pictures encoded since the start."""
@@ -95,6 +99,11 @@ class EngineMedia:
                     f"{where}: {item.length} tokens, which this model computes in one step, but steps have "
                     f"at most {self._step_tokens}; serve with more --max-num-batched-tokens"
                 )
+        if self.rope is not None:
+            try:
+                self.rope.check(prompt, request.media)
+            except ValueError as error:
+                raise RequestRejected(str(error)) from None
 
     def missing(self, server: int, media: Sequence[MediaItem], start: int) -> Want | None:
         """What a stream has to wait for whose first ``start`` tokens are computed; None: it may begin. The
@@ -112,6 +121,8 @@ class EngineMedia:
         """A stream with these pictures has the slot, and its prompt is in the table; its first ``start``
         tokens are computed."""
         self.spans.begin(slot, media)
+        if self.rope is not None and media:
+            self.rope.begin(slot, self._table.history[slot], media)
         for picture in self.spans.within(slot, 0, start):
             if picture.positions[-1] < start:
                 self._count(picture, found=True)
@@ -133,6 +144,8 @@ class EngineMedia:
         """The slot's stream has ended."""
         self.rewind(slot)
         self.spans.release(slot)
+        if self.rope is not None:
+            self.rope.end(slot)
 
     def rewind(self, slot: int) -> None:
         """What was computed of the slot's stream is lost."""

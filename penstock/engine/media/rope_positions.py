@@ -62,8 +62,12 @@ class RopePositions:
         self._prompts: dict[int, I32] = {}
         """By slot: positions up to the end of the last picture."""
 
+    def check(self, prompt: I32, media: Sequence[MediaItem]) -> None:
+        """Raises ValueError for pictures that :meth:`begin` could not take."""
+        rope_positions(prompt, media, self._token, self._merge)
+
     def begin(self, slot: int, prompt: I32, media: Sequence[MediaItem]) -> None:
-        """The slot has a stream with pictures. Raises ValueError as :func:`rope_positions` does."""
+        """The slot has a stream with pictures, which have been checked."""
         self._prompts[slot], self._delta[slot] = rope_positions(prompt, media, self._token, self._merge)
 
     def end(self, slot: int) -> None:

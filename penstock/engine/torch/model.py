@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -32,11 +34,13 @@ from penstock.engine.torch.families.bloom import replace_attention
 from penstock.engine.torch.lm_head import LMHead
 from penstock.engine.torch.lora.lora_layers import LoraLayers
 from penstock.engine.torch.lora.lora_plan import LoraPlan
+from penstock.engine.torch.media.families import SEEING_FAMILIES
 from penstock.engine.torch.media.features import Features
 from penstock.engine.torch.media.parts import LanguagePart, PictureEncoder
 from penstock.engine.torch.memory import DeviceMemory, release_memory
 from penstock.engine.torch.model_loader import Head, ModelShape, load_model
 from penstock.engine.torch.out_of_memory import stating_shortage
+from penstock.engine.torch.transfer import to_device
 from penstock.engine.torch.weight_map import WeightMap
 
 LESS_WEIGHTS = "take --dtype bfloat16, a smaller model, or a device with more free memory"
@@ -299,19 +303,27 @@ class PagedModel:
         lora: LoraPlan | None = None,
         features: Features | None = None,
         *,
+        rotary: NDArray[np.int64] | None = None,
         eager: bool = False,
     ) -> Tensor:
         """[S, H]: hidden states of a batch at ``rows`` of its T tokens, by a recorded graph if one takes it.
 
-        tokens: int64[T]; rows: int64[S]; both on the device. ``eager``: by no graph. Otherwise like
-        :meth:`hidden`.
+        tokens: int64[T]; rows: int64[S]; both on the device. ``rotary``: int64[T] or, in time, height and
+        width, [3, T]: positions for the rotary embedding; None: those in the histories. ``eager``: by no
+        graph. Otherwise like :meth:`hidden`.
         """
         positions = token_positions(batch)
         attention = self.attention
-        eager = eager or lora is not None or features is not None
+        flat = rotary is None or rotary.ndim == 1
+        eager = eager or lora is not None or features is not None or not flat
         if self._graphs is not None and not eager and self._graphs.takes(batch):
-            return self._graphs.run(tokens, batch.slots, positions, blocks).index_select(0, rows)
-        places, layout = attention.layout_of(batch, blocks, positions, self._device)
+            return self._graphs.run(tokens, batch.slots, positions, blocks, rotary).index_select(0, rows)
+        reach = None
+        if features is not None and SEEING_FAMILIES[self._whole.config.model_type].whole_spans:
+            reach = features.reach(positions)
+        places, layout = attention.layout_of(batch, blocks, positions, self._device, reach)
+        if rotary is not None:
+            places = to_device(rotary, self._device)
         return self.hidden(tokens, places, layout, rows, lora, features)
 
     def hidden(
@@ -325,7 +337,8 @@ class PagedModel:
     ) -> Tensor:
         """[S, H]: hidden states at ``rows`` of a flat batch, for ``head``.
 
-        tokens, positions: int64[T]; rows: int64[S]. Writes the keys and values of all T tokens to the cache.
+        tokens: int64[T]; positions: int64[T] or [3, T], for the rotary embedding; rows: int64[S]. Writes the
+        keys and values of all T tokens to the cache.
         ``lora``: the adapters that run; their rows may overflow, and are then zero. ``features`` are in the
         place of some tokens' embeddings.
         """
@@ -380,7 +393,7 @@ class PagedModel:
         inputs = {"input_ids": tokens[None]}
         if features is not None:
             inputs = {"inputs_embeds": features.embed(model.get_input_embeddings(), tokens)[None]}
-        output = model(**inputs, position_ids=positions[None], use_cache=False)
+        output = model(**inputs, position_ids=positions.unsqueeze(-2), use_cache=False)
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
@@ -400,6 +413,7 @@ class PagedModel:
 
 
 def _padded(column: Tensor, multiple: int) -> Tensor:
-    """int64[T] with zeros, up to a multiple; rows that the layout does not have read and write no cache."""
-    missing = -len(column) % multiple
+    """int64[..., T] with zeros, up to a multiple; rows that the layout does not have read and write no
+    cache."""
+    missing = -column.shape[-1] % multiple
     return pad(column, (0, missing)) if missing else column
