@@ -85,7 +85,8 @@ class InputProcessor:
         """Most tokens of prompt and output together that context and KV caches hold."""
         self._max_tokens = min(info.max_model_len, info.defaults.max_new_tokens or info.max_model_len)
         self.tokenizer = tokenizer
-        self._renderer = None if template is None else ConversationRenderer(template, tools)
+        image_text = "" if info.media is None else info.media.placeholder
+        self._renderer = None if template is None else ConversationRenderer(template, tools, image_text)
         self._sampled_turns = (
             None
             if self._renderer is None
@@ -132,7 +133,9 @@ class InputProcessor:
     def unsupported_content(self) -> UnsupportedContent:
         """What a conversation has that the model cannot see: a strict server refuses it."""
         return UnsupportedContent(
-            refused=self._config.strict_requests, sees_images=self.model_info.takes_images
+            refused=self._config.strict_requests,
+            sees_images=self.model_info.takes_images,
+            most=self._config.max_images,
         )
 
     def unknown_fields(self) -> dict[str, int]:

@@ -158,7 +158,8 @@ class TokenizeRoutes:
         special = request.add_special_tokens
         if request.messages is None:
             return TokenizePlan(request.prompt or "", special is not False, bool(request.return_token_strs))
-        self._processor.unsupported_content().replace_parts(request.messages)
+        content = self._processor.unsupported_content()
+        content.replace_parts(request.messages)
         prefix, text = self._processor.continue_sampled(
             request.messages,
             add_generation_prompt=opens_turn(request.add_generation_prompt, request.continue_final_message),

@@ -15,6 +15,7 @@ from penstock.generation.prompt.conversation import message_text
 from penstock.generation.request import validation
 from penstock.generation.request.schemas import Message
 from penstock.generation.request.tool_choice import parse_tool_choice
+from penstock.generation.request.unsupported_content import UnsupportedContent
 from penstock.http.errors import refused
 
 
@@ -40,8 +41,14 @@ class ChatCompletions(Dialect):
         """The request in a body. Raises ApiError."""
         return self._decoder.decode(body)
 
-    def plan_request(self, request: ChatCompletionRequest, info: RequestInfo = NO_INFO) -> RequestPlan:
-        """Check a request and make its plan. Raises ApiError."""
+    def plan_request(
+        self,
+        request: ChatCompletionRequest,
+        info: RequestInfo = NO_INFO,
+        content: UnsupportedContent | None = None,
+    ) -> RequestPlan:
+        """Check a request and make its plan. ``content``: has the pictures of an API that has made the
+        messages from its own. Raises ApiError."""
         processor = self._processor
         self._unsupported.check_fields(request)
         tools, inputs = parse_tools(request.tools)
@@ -63,7 +70,7 @@ class ChatCompletions(Dialect):
         if max_tokens is not None:
             validation.check_max_tokens(max_tokens, processor.model_info.max_model_len, field)
         opening = opens_turn(request.add_generation_prompt, request.continue_final_message)
-        unsupported = processor.unsupported_content()
+        unsupported = content or processor.unsupported_content()
         unsupported.replace_parts(request.messages)
         prefix, text = processor.continue_sampled(
             request.messages,
@@ -74,10 +81,12 @@ class ChatCompletions(Dialect):
             variables=self._template_variables(request),
             turn=info.turn,
         )
+        unsupported.note_shown(request.messages)
         plan = processor.plan(request, info.request_id, [text], max_tokens=max_tokens, logprobs=logprobs)
         plan.dialect_fields = request.service_tier
         warnings = (choice.warning, unsupported.warning("messages"))
         plan.warning = "; ".join(filter(None, warnings)) or None
+        plan.images = unsupported.shown_images
         plan.prefix = prefix
         plan.add_special_tokens = bool(request.add_special_tokens) and not prefix
         if not opening:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode, urlsafe_b64decode
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,7 +16,9 @@ from penstock.dialects.gemini.request_schema import (
     GeminiToolConfig,
 )
 from penstock.dialects.whole_calls import MissingCallIds
-from penstock.generation.request.schemas import Function, FunctionCall, Message, Part, ToolCall
+from penstock.generation.media.source import image_at, image_of
+from penstock.generation.request.schemas import Function, FunctionCall, JsonObject, Message, Part, ToolCall
+from penstock.generation.request.unsupported_content import UnsupportedContent, joined
 from penstock.http.errors import ApiError, not_served, refused
 
 _MARK = b"penstock-t:"
@@ -39,21 +41,24 @@ def _signed(text: str | None) -> str:
         return ""
 
 
-def convert_contents(system: GeminiContent | None, contents: list[GeminiContent]) -> list[Message]:
-    """The messages of a conversation. Raises ApiError."""
+def convert_contents(
+    system: GeminiContent | None, contents: list[GeminiContent], content: UnsupportedContent
+) -> list[Message]:
+    """The messages of a conversation. ``content`` notes its pictures. Raises ApiError."""
     ids = MissingCallIds()
     said = "\n".join(part.text for part in (system.parts or () if system else ()) if part.text)
     messages = [Message("system", said)] if said else []
-    for number, content in enumerate(contents):
+    for number, turn in enumerate(contents):
         field = f"contents[{number}]"
-        role = content.role or "user"
+        role = turn.role or "user"
         if role not in ("user", "model", "function"):
             raise refused(f"{field}.role must be user, model or function.", f"{field}.role", role)
-        for at, part in enumerate(content.parts or ()):
+        for at, part in enumerate(turn.parts or ()):
             if part.executableCode is not None or part.codeExecutionResult is not None:
                 raise not_served(f"{field}.parts[{at}]", "code is run by clients alone, by functions")
-        parts = content.parts or []
-        messages += [_assistant(parts, ids)] if role == "model" else _user(parts, ids)
+        parts = turn.parts or []
+        media = _Media(content, f"{field}.parts")
+        messages += [_assistant(parts, ids)] if role == "model" else _user(parts, ids, media)
     return messages
 
 
@@ -70,43 +75,63 @@ def _assistant(parts: list[GeminiPart], ids: MissingCallIds) -> Message:
     return Message("assistant", text, tool_calls=calls or None, reasoning=reasoning or None)
 
 
-def _user(parts: list[GeminiPart], ids: MissingCallIds) -> list[Message]:
+class _Media(NamedTuple):
+    """What there is in a turn besides text."""
+
+    content: UnsupportedContent
+    field: str
+    """Path of its parts."""
+
+    def seen(
+        self, at: int, inline: JsonObject | None, file: JsonObject | None, below: str = ""
+    ) -> Part | str:
+        """What the model sees or reads of data. ``at``: number of the part; ``below``: the path there. Raises
+        ApiError."""
+        name, data = ("inlineData", inline) if inline is not None else ("fileData", file or {})
+        field = f"{self.field}[{at}]{below}.{name}"
+        key = next((each for each in ("mimeType", "mime_type") if data.get(each)), "mimeType")
+        kind = str(data.get(key) or "").partition("/")[0]
+        if kind != "image" or not self.content.sees_images:
+            names = {"image": "image", "audio": "recording", "video": "video"}
+            return self.content.add(names.get(kind, "document"), field)
+        if inline is not None:
+            given = data.get("data")
+            if isinstance(given, str):  # bytes of Google's packages are in the alphabet for URLs
+                given = given.replace("-", "+").replace("_", "/")
+            return self.content.see(image_of(given, f"{field}.data", data.get(key), f"{field}.{key}"))
+        url = data.get("fileUri") or data.get("file_uri")
+        if not str(url).startswith(("https:", "http:")):
+            raise refused(f"{field}.fileUri must be an https: or http: URL.", f"{field}.fileUri", url)
+        return self.content.see(image_at(url, f"{field}.fileUri"))
+
+
+def _user(parts: list[GeminiPart], ids: MissingCallIds, media: _Media) -> list[Message]:
     """Results of functions become messages of their own."""
     messages: list[Message] = []
     said: list[str | Part] = []
-    for part in parts:
+    for at, part in enumerate(parts):
         if part.functionResponse is not None:
-            messages.append(_result(part.functionResponse, ids))
-        else:
-            said += _seen(part)
+            messages.append(_result(part.functionResponse, ids, media, at))
+        elif part.inlineData is not None or part.fileData is not None:
+            said.append(media.seen(at, part.inlineData, part.fileData))
+        elif part.text:
+            said.append(part.text)
     if said or not messages:
-        texts = [each for each in said if isinstance(each, str)]
-        plain = len(texts) == len(said)
-        listed: list[str | Part] = [Part("text", each) if isinstance(each, str) else each for each in said]
-        messages.append(Message("user", "\n".join(texts) if plain else listed))
+        messages.append(Message("user", joined(said)))
     return messages
 
 
-def _seen(part: GeminiPart) -> list[str | Part]:
-    if part.inlineData is None and part.fileData is None:
-        return [part.text] if part.text else []
-    return [_media(part.inlineData or part.fileData or {})]
-
-
-def _media(data: dict[str, Any]) -> Part:
-    kind = str(data.get("mimeType") or data.get("mime_type") or "").partition("/")[0]
-    return Part(type=kind if kind in ("image", "audio", "video") else "file")
-
-
-def _result(given: GeminiResponse, ids: MissingCallIds) -> Message:
+def _result(given: GeminiResponse, ids: MissingCallIds, media: _Media, at: int) -> Message:
     value = given.response
     if isinstance(value, dict) and len(value) == 1:
         value = next((value[name] for name in ("output", "result") if name in value), value)
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    shown = [_media(part.get("inlineData") or part.get("fileData") or {}) for part in given.parts or ()]
-    content: list[str | Part] = [Part("text", text), *shown]
+    shown = [
+        media.seen(at, part.get("inlineData"), part.get("fileData"), f".functionResponse.parts[{number}]")
+        for number, part in enumerate(given.parts or ())
+    ]
     id = ids.of_result(given.id, given.name)
-    return Message("tool", content if shown else text, name=given.name, tool_call_id=id)
+    return Message("tool", joined([text, *shown]), name=given.name, tool_call_id=id)
 
 
 def convert_tools(tools: list[GeminiTool] | None) -> list[ChatTool] | None:

@@ -38,6 +38,7 @@ from penstock.generation.dialect import (
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import RequestPlan
 from penstock.generation.request.schemas import JsonSchemaFormat, ResponseFormat, StructuredOutputs, Tool
+from penstock.generation.request.unsupported_content import UnsupportedContent
 from penstock.http.access_keys import GOOGLE_KEY
 from penstock.http.errors import ApiError, encode_json, not_served, refused
 
@@ -91,12 +92,13 @@ class Gemini(Dialect):
         except ApiError as error:
             field = f"generationConfig.{error.param}"
             raise ApiError(400, f"generationConfig.{error.message}", param=field) from None
-        chat = conversation(request)
+        content = self._processor.unsupported_content()
+        chat = conversation(request, content)
         self._sample(chat, config)
         self._think(chat, thinking)
         chat.model, chat.stream = model_of(info.path), self.streams
         try:
-            plan = self._chat.plan_request(chat, info)
+            plan = self._chat.plan_request(chat, info, content)
         except ApiError as error:
             raise renamed(error, _NAMES) from None
         plan.include_usage, plan.continuous_usage = True, False
@@ -157,12 +159,13 @@ class GeminiStream(Gemini):
     streams = True
 
 
-def conversation(request: GeminiRequest) -> ChatCompletionRequest:
-    """A chat completion with the conversation and its functions. Raises ApiError."""
+def conversation(request: GeminiRequest, content: UnsupportedContent) -> ChatCompletionRequest:
+    """A chat completion with the conversation and its functions. ``content`` notes its pictures. Raises
+    ApiError."""
     if not request.contents:
         raise ApiError(400, "contents must have at least one turn.", param="contents")
     return ChatCompletionRequest(
-        messages=convert_contents(request.systemInstruction, request.contents),
+        messages=convert_contents(request.systemInstruction, request.contents, content),
         tools=convert_tools(request.tools),
         tool_choice=convert_choice(request.toolConfig),
     )
@@ -183,8 +186,8 @@ class GeminiTokenCounter(TokenCounter):
             contents=asked.contents or [], systemInstruction=asked.systemInstruction, tools=asked.tools
         )
         self._processor.check_model(model_of(info.path))
-        chat = conversation(request)
-        self._processor.unsupported_content().replace_parts(chat.messages)
+        content = self._processor.unsupported_content()
+        chat = conversation(request, content)
         tools = [Tool(function=each.function) for each in chat.tools or () if each.function is not None]
         try:
             text = self._processor.render(

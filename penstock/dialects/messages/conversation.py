@@ -10,6 +10,7 @@ from penstock.dialects.messages.compaction import BLOCK
 from penstock.dialects.messages.request_schema import ContentBlock, CountTokensRequest, SystemBlock
 from penstock.dialects.messages.thinking import thinking_text
 from penstock.generation.compaction.compaction import summary_message
+from penstock.generation.prompt.conversation import message_text
 from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
 from penstock.generation.request.unsupported_content import joined
 from penstock.http.errors import ApiError, refused, shown
@@ -79,23 +80,20 @@ def _kept(blocks: Sequence[SystemBlock]) -> list[str]:
 
 
 def _user(blocks: list[ContentBlock], field: str, texts: BlockTexts) -> list[Message]:
-    """A user's turn: results of tools become messages of their own, and the images in them follow."""
+    """A user's turn: results of tools become messages of their own."""
     messages: list[Message] = []
     said: list[str | Part] = []
-    shown: list[Part] = []
     for number, block in enumerate(blocks):
         place = f"{field}.content[{number}]"
         if block.type == "tool_result":
             if said:
                 messages.append(Message("user", joined(said)))
                 said.clear()
-            text, images = _result(block, place, texts)
-            messages.append(Message("tool", text, tool_call_id=block.tool_use_id))
-            shown += images
+            messages.append(Message("tool", _result(block, place, texts), tool_call_id=block.tool_use_id))
         else:
-            said.append(texts.content(block, place))
-    if said or shown or not messages:
-        messages.append(Message("user", joined([*shown, *said])))
+            said += texts.contents(block, place)
+    if said or not messages:
+        messages.append(Message("user", joined(said)))
     return messages
 
 
@@ -109,7 +107,7 @@ def _after_compaction(blocks: list[ContentBlock]) -> int:
 
 
 def _assistant(blocks: list[ContentBlock], field: str, texts: BlockTexts, start: int) -> Message:
-    said: list[str] = []
+    said: list[str | Part] = []
     calls: list[ToolCall] = []
     thoughts: list[str] = []
     for number in range(start, len(blocks)):
@@ -128,24 +126,21 @@ def _assistant(blocks: list[ContentBlock], field: str, texts: BlockTexts, start:
                 raise ApiError(400, message, param=f"{place}.input")
             calls.append(ToolCall(FunctionCall(block.name, given), block.id))
         else:
-            said.append(texts.text(block, f"{field}.content[{number}]"))
+            said += texts.contents(block, f"{field}.content[{number}]")
     thinking = "\n".join(filter(None, thoughts))
-    return Message("assistant", "\n".join(said), tool_calls=calls or None, reasoning=thinking or None)
+    return Message("assistant", joined(said), tool_calls=calls or None, reasoning=thinking or None)
 
 
-def _result(block: ContentBlock, field: str, texts: BlockTexts) -> tuple[str, list[Part]]:
-    """The text of a tool's result, and its images."""
-    content, images = block.content, list[Part]()
-    if content is None:
-        text = ""
-    elif isinstance(content, str):
-        text = content
-    elif isinstance(content, list):
-        text, images = texts.result(content, field)
-    else:
+def _result(block: ContentBlock, field: str, texts: BlockTexts) -> str | list[str | Part]:
+    """What a tool has returned."""
+    content: str | list[str | Part] = block.content if isinstance(block.content, str) else ""
+    if isinstance(block.content, list):
+        content = texts.joined(block.content, field)
+    elif not isinstance(block.content, str | None):
         raise ApiError(
             400, f"{field}.content must be a string or a list of blocks.", param=f"{field}.content"
         )
-    if block.is_error and not text.lstrip().lower().startswith(_ERRORS):
-        text = f"Error: {text}"
-    return text, images
+    first = content if isinstance(content, str) else message_text(Message("tool", content[:1]))
+    if block.is_error and not first.lstrip().lower().startswith(_ERRORS):
+        return f"Error: {content}" if isinstance(content, str) else ["Error:", *content]
+    return content

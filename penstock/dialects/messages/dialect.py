@@ -41,6 +41,7 @@ from penstock.generation.request import validation
 from penstock.generation.request.schemas import GenerateRequest, Message
 from penstock.generation.request.structured_output import Constraint, SchemaPart, json_constraint
 from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
+from penstock.generation.request.unsupported_content import UnsupportedContent
 from penstock.http.errors import ApiError
 
 _PARAMETERS, _SCHEMA = ".function.parameters", ".input_schema"
@@ -58,6 +59,8 @@ class _Conversation(NamedTuple):
     continued: Message | None
     """The message that the output continues."""
     messages: list[Message]
+    content: UnsupportedContent
+    """Its pictures."""
 
 
 class _ReplyFields(NamedTuple):
@@ -109,6 +112,7 @@ class Messages(Dialect):
         )
         plan.max_model_len = processor.max_total  # whatever max_tokens says: all requests have it
         plan.include_usage, plan.continuous_usage = True, False
+        plan.images = conversation.content.shown_images
         plan.add_special_tokens = False
         if plan.session is None and request.metadata is not None:
             plan.session = request.metadata.user_id
@@ -141,6 +145,7 @@ class Messages(Dialect):
         choice = _choice(processor, free)
 
         def render(messages: list[Message]) -> str:
+            conversation.content.note_shown(messages)
             return processor.render(
                 messages,
                 add_generation_prompt=True,
@@ -157,6 +162,7 @@ class Messages(Dialect):
         fields = _sampling_fields(free, thinking.budget)
         plan = processor.plan(fields, info.request_id, [text], max_tokens=room(processor), logprobs=-1)
         plan.add_special_tokens = False
+        plan.images = conversation.content.shown_images
         processor.set_output_format(plan, choice, text)
         constrain(plan, None)
         return plan
@@ -317,11 +323,13 @@ def _conversation(
         stable=True,
         turn=turn,
     )
+    texts.unsupported.note_shown(messages)
     unseen, edits = texts.unsupported.warning("messages"), unapplied_edits(request.context_management)
     warnings = [choice.warning, thinking.warning, unseen, edits]
     warning = "; ".join(filter(None, warnings)) or None
     last = messages[-1] if continued else None
-    return _Conversation(text, choice, _one_call(request), thinking, warning, last, messages)
+    one_call = _one_call(request)
+    return _Conversation(text, choice, one_call, thinking, warning, last, messages, texts.unsupported)
 
 
 def _named_here(constraint: Constraint | None) -> Constraint | None:

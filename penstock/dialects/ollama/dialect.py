@@ -24,6 +24,7 @@ from penstock.dialects.renamed_fields import renamed
 from penstock.dialects.whole_calls import MissingCallIds
 from penstock.generation.dialect import NO_INFO, Dialect, RequestInfo
 from penstock.generation.input_processor import InputProcessor
+from penstock.generation.media.source import image_of
 from penstock.generation.plan import ASSISTANT, RequestPlan, answer_at_once
 from penstock.generation.request import validation
 from penstock.generation.request.schemas import (
@@ -34,6 +35,7 @@ from penstock.generation.request.schemas import (
     ResponseFormat,
     ToolCall,
 )
+from penstock.generation.request.unsupported_content import UnsupportedContent, joined
 from penstock.http.errors import ApiError, encode_json, refused
 
 _ROLES = ("system", "user", ASSISTANT, "tool")
@@ -74,14 +76,18 @@ class OllamaDialect(Dialect):
         """Errors have the names that fields have in chat completions."""
 
     def _plan_messages(
-        self, request: OllamaRequest, chat: ChatCompletionRequest, info: RequestInfo
+        self,
+        request: OllamaRequest,
+        chat: ChatCompletionRequest,
+        info: RequestInfo,
+        content: UnsupportedContent,
     ) -> RequestPlan:
         if not chat.messages:
             self._processor.check_model(chat.model)
             return answer_at_once(loaded(self._reply_fields(request), unload=request.keep_alive == 0))
         last = chat.messages[-1]
         chat.continue_final_message = last.role == ASSISTANT and not last.tool_calls
-        plan = self._chat.plan_request(chat, info)
+        plan = self._chat.plan_request(chat, info, content)
         plan.dialect_fields = self._reply_fields(request)
         return plan
 
@@ -141,8 +147,9 @@ class OllamaChat(OllamaDialect):
     def _planned(self, body: bytes, info: RequestInfo) -> RequestPlan:
         request = self._decoder.decode(body)
         chat = self._fields(request)
-        chat.messages, chat.tools = _conversation(request.messages or []), request.tools
-        return self._plan_messages(request, chat, info)
+        content = self._processor.unsupported_content()
+        chat.messages, chat.tools = _conversation(request.messages or [], content), request.tools
+        return self._plan_messages(request, chat, info, content)
 
 
 class OllamaGenerate(OllamaDialect):
@@ -164,10 +171,12 @@ class OllamaGenerate(OllamaDialect):
             if request.system:
                 raise ApiError(400, "system has no effect on a raw prompt: send one of them.", param="system")
             return self._plan_raw(request, chat, info)
+        content = self._processor.unsupported_content()
         if request.prompt:
             system = [Message("system", request.system)] if request.system else []
-            chat.messages = [*system, _message(request.prompt, request.images)]
-        return self._plan_messages(request, chat, info)
+            images = _images(request.images, "images", content)
+            chat.messages = [*system, _message(request.prompt, images)]
+        return self._plan_messages(request, chat, info, content)
 
     def _plan_raw(
         self, request: OllamaGenerateRequest, chat: ChatCompletionRequest, info: RequestInfo
@@ -196,14 +205,15 @@ def _format(given: str | dict[str, Any] | None) -> ResponseFormat | None:
     return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=given, strict=False))
 
 
-def _conversation(given: list[OllamaMessage]) -> list[Message]:
+def _conversation(given: list[OllamaMessage], content: UnsupportedContent) -> list[Message]:
     """Raises ApiError."""
     ids, messages = MissingCallIds(), list[Message]()
     for number, each in enumerate(given):
         if each.role not in _ROLES:
             field = f"messages[{number}].role"
             raise refused(f"{field} must be {', '.join(_ROLES)}.", field, each.role)
-        message = _message(each.content, each.images, each.role)
+        images = _images(each.images, f"messages[{number}].images", content)
+        message = _message(each.content, images, each.role)
         message.thinking = each.thinking
         if each.tool_calls:
             message.tool_calls = [
@@ -220,8 +230,14 @@ def _conversation(given: list[OllamaMessage]) -> list[Message]:
     return messages
 
 
-def _message(text: str | None, images: list[str] | None, role: str = "user") -> Message:
-    if not images:
-        return Message(role, text or "")
-    parts: list[str | Part] = [Part(type="image") for _ in images]
-    return Message(role, [Part(type="text", text=text), *parts] if text else parts)
+def _images(given: list[str] | None, field: str, content: UnsupportedContent) -> list[str | Part]:
+    """Raises ApiError."""
+    places = [(data, f"{field}[{number}]") for number, data in enumerate(given or ())]
+    if content.sees_images:
+        return [content.see(image_of(data, place)) for data, place in places]
+    return [content.add("image", place) for _, place in places]
+
+
+def _message(text: str | None, images: list[str | Part], role: str = "user") -> Message:
+    """Images come before the text, as Ollama puts them."""
+    return Message(role, joined([*images, text] if text else images))

@@ -100,6 +100,7 @@ class Responses(Dialect):
         plan.include_usage, plan.continuous_usage = plan.stream, False
         plan.add_special_tokens = bool(request.add_special_tokens)
         plan.warning = prompt.warning
+        plan.images = prompt.conversation.unsupported.shown_images
         _constrain(plan, request, processor.json_whitespace)
         processor.set_output_format(
             plan,
@@ -146,6 +147,7 @@ class Responses(Dialect):
         plan.include_usage, plan.continuous_usage = plan.stream, False
         plan.add_special_tokens = bool(request.add_special_tokens)
         plan.warning = prompt.warning
+        plan.images = prompt.conversation.unsupported.shown_images
         processor.set_output_format(plan, prompt.choice, prompt.text)
         constrain(plan, None)
         fields = self._fields(free, plan, prompt, info)

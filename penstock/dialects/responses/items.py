@@ -10,14 +10,11 @@ from penstock.dialects.responses.reasoning_content import open_reasoning
 from penstock.dialects.responses.request_schema import ContentPart, InputItem
 from penstock.dialects.responses.tools import function_name
 from penstock.generation.compaction.compaction import kept, summary_message
+from penstock.generation.media.source import image_at, image_of
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
-from penstock.generation.request.unsupported_content import (
-    IMAGE_FOLLOWS,
-    UNSUPPORTED_PARTS,
-    UnsupportedContent,
-)
-from penstock.http.errors import ApiError, encode_json, shown
+from penstock.generation.request.unsupported_content import UNSUPPORTED_PARTS, UnsupportedContent, as_parts
+from penstock.http.errors import ApiError, encode_json, not_served, shown
 
 ITEM_TYPES = (
     "message",
@@ -76,18 +73,14 @@ class Conversation:
         self,
         unsupported: UnsupportedContent,
         *,
-        sees_images: bool = False,
         summaries: OpenedSummaries | None = None,
     ) -> None:
-        """``unsupported`` notes what the model cannot see. ``sees_images``: images in content stay images.
-        ``summaries``: None refuses compaction items."""
+        """``unsupported`` notes pictures, and what the model cannot see. ``summaries``: None refuses
+        compaction items."""
         self.unsupported = unsupported
         self._summaries = summaries
         self._summary: Message | None = None
         """What stands for the messages before it."""
-        self._sees_images = sees_images
-        self._shown: list[str | Part] = []
-        """Images in results of tools, which follow them: results of chat completions have texts alone."""
         self._messages: list[Message] = []
         self._turn: _AssistantTurn | None = None
         """The last message, if it is the assistant's."""
@@ -99,7 +92,6 @@ class Conversation:
         """The messages so far."""
         if self._turn is not None:
             self._turn.write()
-        self._show_images()
         return self._messages
 
     def append(self, message: Message) -> None:
@@ -107,14 +99,7 @@ class Conversation:
         if self._turn is not None:
             self._turn.write()
             self._turn = None
-        if message.role != "tool":
-            self._show_images()
         self._messages.append(message)
-
-    def _show_images(self) -> None:
-        if self._shown:
-            self._messages.append(Message(role="user", content=self._shown))
-            self._shown = []
 
     def add(self, items: Iterable[InputItem], field: str) -> None:
         """``field``: path of the items in the request, for errors. Raises ApiError."""
@@ -138,12 +123,12 @@ class Conversation:
                 said = item.actions if item.actions is not None else item.action
                 self._called("computer", item.call_id, encode_json({"actions": said}).decode(), field)
             case "image_generation_call":
-                self._assistant().contents.append(self.unsupported.add("image", field))
+                self._assistant().contents.append(self._generated(item, field))
             case "function_call_output" | "custom_tool_call_output" | "computer_call_output":
                 call_id = _needed(item.call_id, f"{field}.call_id")
                 if item.output is None:
                     raise _missing(f"{field}.output")
-                content = self._result(self._content(item.output, f"{field}.output"))
+                content = self._content(item.output, f"{field}.output")
                 self.append(
                     Message(role="tool", content=content, tool_call_id=call_id, name=self._names.get(call_id))
                 )
@@ -193,7 +178,6 @@ class Conversation:
     def _assistant(self) -> _AssistantTurn:
         """The assistant's turn, which its last items belong to."""
         if self._turn is None:
-            self._show_images()
             self._turn = _AssistantTurn(Message(role="assistant"))
             self._messages.append(self._turn.message)
         return self._turn
@@ -218,29 +202,24 @@ class Conversation:
             return part if isinstance(part, str) else [part]
         parts = [self._part(part, f"{field}[{place}]") for place, part in enumerate(content)]
         first = parts[0] if len(parts) == 1 else None
-        return first if isinstance(first, str) else [_as_part(part) for part in parts]
+        return first if isinstance(first, str) else [part for each in parts for part in _parts(each)]
 
     def _part(self, part: ContentPart, field: str) -> str | Part:
         """The text of a part, or the image that the model sees."""
-        if not (self._sees_images and part.type in _IMAGES and isinstance(part.image_url, str)):
+        if part.type not in _IMAGES or not self.unsupported.sees_images:
             return self._text(part, field)
-        image = {"url": part.image_url}
-        if isinstance(part.detail, str):
-            image["detail"] = part.detail
-        return Part(type="image_url", image_url=image)
+        if part.image_url is None and part.file_id is not None:
+            raise not_served(f"{field}.file_id", "there are no files here; send image_url")
+        given, place = part.image_url, f"{field}.image_url"
+        if isinstance(given, dict):  # as chat completions have it
+            given, place = given.get("url"), f"{place}.url"
+        return self.unsupported.see(image_at(given, place, part.detail, f"{field}.detail"))
 
-    def _result(self, content: str | list[str | Part]) -> str | list[str | Part]:
-        """The result of a tool without its images, which are shown later."""
-        if isinstance(content, str) or not self._sees_images:
-            return content
-        texts = []
-        for part in content:
-            if isinstance(part, Part) and part.type == "image_url":
-                self._shown.append(part)
-                texts.append(IMAGE_FOLLOWS)
-            else:
-                texts.append(part if isinstance(part, str) else part.text or "")
-        return "\n".join(texts)
+    def _generated(self, item: InputItem, field: str) -> str | list[str | Part]:
+        """The image that a tool of OpenAI's has made."""
+        if not self.unsupported.sees_images or item.result is None:
+            return self.unsupported.add("image", field)
+        return [self.unsupported.see(image_of(item.result, f"{field}.result"))]
 
     def _texts(self, parts: Iterable[ContentPart], field: str) -> list[str]:
         return [self._text(part, f"{field}[{place}]") for place, part in enumerate(parts)]
@@ -282,12 +261,8 @@ def _joined(contents: list[str | list[str | Part]]) -> str | list[str | Part] | 
     return [part for content in contents for part in _parts(content)]
 
 
-def _parts(content: str | list[str | Part]) -> list[str | Part]:
-    return [_as_part(content)] if isinstance(content, str) else content
-
-
-def _as_part(content: str | Part) -> Part:
-    return Part(type="text", text=content) if isinstance(content, str) else content
+def _parts(content: str | Part | list[str | Part]) -> list[str | Part]:
+    return [content] if isinstance(content, Part) else as_parts(content)
 
 
 def _needed(value: str | None, field: str) -> str:

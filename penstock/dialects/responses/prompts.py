@@ -21,6 +21,7 @@ from penstock.generation.request.body_decoder import check_parts
 from penstock.generation.request.schemas import Message
 from penstock.generation.request.thinking_budget import ThinkingPolicy
 from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
+from penstock.generation.request.unsupported_content import UnsupportedContent
 from penstock.http.errors import ApiError, refused, shown
 from penstock.store.response_store import ResponseStore, missing_previous
 from penstock.store.stored_response import StoredResponse
@@ -172,24 +173,26 @@ class ResponsePrompts:
         summaries = self.summaries(info)
         conversation = _conversation(processor, request, items, found, summaries, info.turn)
         kept: list[InputItem] = []
-        render = self._render(request, choice, None)
+        seen = conversation.unsupported
+        render = self._render(request, choice, seen, None)
         if compacts:
             kept = kept_items([*_stored_items(found), *items], summaries.kept_characters)
             text = self.compaction.summary_prompt(processor, conversation.messages, render)
         else:
-            of_turn = self._render(request, choice, info.turn)
+            of_turn = self._render(request, choice, seen, info.turn)
             text = self._rendered(request, conversation.messages, of_turn)
         warning = _warning(choice, tools, conversation)
         return ResponsePrompt(text, conversation, render, items, tools, choice, warning, compacts, kept)
 
     def _render(
-        self, request: ResponseRequest, choice: ToolChoice, turn: NextTurn | None
+        self, request: ResponseRequest, choice: ToolChoice, seen: UnsupportedContent, turn: NextTurn | None
     ) -> Callable[[list[Message]], str]:
         """The way from messages to the prompt's text."""
         processor = self._processor
         variables = _template_variables(request, processor.thinking)
 
         def render(messages: list[Message]) -> str:
+            seen.note_shown(messages)
             try:
                 return processor.render(
                     messages,

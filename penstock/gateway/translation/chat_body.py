@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
+from penstock.generation.media.source import ImageSource
 from penstock.generation.prompt.conversation import message_text
 from penstock.generation.prompt.template_rules import SYSTEM_ROLES
 from penstock.generation.prompt.turns import marked
 from penstock.generation.request.schemas import JsonObject, Message, Part, Tool, ToolCall
 from penstock.generation.request.tool_choice import allowed_tools
+from penstock.generation.request.unsupported_content import UnsupportedContent, images_follow, is_image
 from penstock.http.errors import ApiError, encode_json
 
 PlainMessage = dict[str, Any]
@@ -24,12 +26,12 @@ _EFFORTS = {"xhigh": "high", "max": "high"}
 """Efforts that few servers know, and the next lower one."""
 
 
-def chat_messages(messages: Sequence[Message]) -> list[PlainMessage]:
+def chat_messages(messages: Sequence[Message], content: UnsupportedContent) -> list[PlainMessage]:
     """The messages of the body. Instructions at the head are one system message; later ones are marked text
-    of the user. Raises ApiError."""
+    of the user; so are images, which results of chat completions cannot have. Raises ApiError."""
     head: list[str] = []
     plain: list[PlainMessage] = []
-    for number, message in enumerate(messages):
+    for number, message in enumerate(images_follow(messages, ("user",))):
         if message.role in SYSTEM_ROLES:
             text = message_text(message, f"messages[{number}]")
             if plain:
@@ -37,7 +39,7 @@ def chat_messages(messages: Sequence[Message]) -> list[PlainMessage]:
             else:
                 head.append(text)
         elif message.role == "user":
-            _add_user(plain, _content(message.content))
+            _add_user(plain, _content(message.content, content.images))
         elif message.role == "tool":
             text = message_text(message, f"messages[{number}]")
             plain.append({"role": "tool", "tool_call_id": message.tool_call_id or "", "content": text})
@@ -46,18 +48,22 @@ def chat_messages(messages: Sequence[Message]) -> list[PlainMessage]:
     return [{"role": "system", "content": "\n\n".join(head)}, *plain] if head else plain
 
 
-def _content(content: str | list[str | Part] | None) -> str | list[Any]:
+def _content(content: str | list[str | Part] | None, images: Sequence[ImageSource]) -> str | list[Any]:
     """Texts as one text, as some servers take no parts; with images, parts."""
     if content is None or isinstance(content, str):
         return content or ""
     if all(isinstance(each, str) or each.type == "text" for each in content):
         return "\n".join(each if isinstance(each, str) else each.text or "" for each in content)
-    return [_part(each) for each in content]
+    return [_part(each, images) for each in content]
 
 
-def _part(part: str | Part) -> dict[str, Any]:
-    if isinstance(part, Part) and part.type == "image_url":
-        return {"type": "image_url", "image_url": part.image_url}
+def _part(part: str | Part, images: Sequence[ImageSource]) -> dict[str, Any]:
+    if isinstance(part, Part) and is_image(part):
+        _, url, detail = images[part.image_url]
+        return {
+            "type": "image_url",
+            "image_url": {"url": url} | ({} if detail == "auto" else {"detail": detail}),
+        }
     return {"type": "text", "text": part if isinstance(part, str) else part.text or ""}
 
 

@@ -45,10 +45,10 @@ def translate_messages(raw: bytes, request_id: str) -> TranslatedRequest:
     """Raises ApiError for what no chat server can do."""
     request = _decoder.decode(raw)
     _unsupported.check_fields(request)
-    thinking, texts = parse_thinking(request), BlockTexts(UnsupportedContent(), sees_images=True)
+    thinking, content = parse_thinking(request), UnsupportedContent(sees_images=True)
     choice, config = request.tool_choice, request.output_config
     fields = same_fields(request, _SAME)
-    fields["messages"] = chat_messages(convert_messages(request, texts))
+    fields["messages"] = chat_messages(convert_messages(request, BlockTexts(content)), content)
     fields |= tool_fields(
         convert_tools(request.tools),
         convert_choice(choice),
@@ -67,7 +67,7 @@ def translate_messages(raw: bytes, request_id: str) -> TranslatedRequest:
         omit_thinking=thinking.omitted,
         max_tokens=request.max_tokens,
     )
-    warnings = filter(None, (thinking.warning, texts.unsupported.warning("messages")))
+    warnings = filter(None, (thinking.warning, content.warning("messages")))
     return TranslatedRequest(
         fields,
         partial(MessagesReply, reply),

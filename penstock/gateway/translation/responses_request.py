@@ -80,14 +80,14 @@ def translate_response(raw: bytes, request_id: str) -> TranslatedRequest:
     included = included_fields(request)
     _refuse(request, included)
     tools = Tools(request.tools)
-    conversation = Conversation(UnsupportedContent(), sees_images=True)
+    conversation = Conversation(UnsupportedContent(sees_images=True))
     if request.instructions:
         conversation.append(Message(role="system", content=request.instructions))
     conversation.add(_items(request), "input")
     if not conversation.messages:
         raise ApiError(400, "input must have at least one item.", param="input")
     fields = same_fields(request, _SAME)
-    fields["messages"] = chat_messages(conversation.messages)
+    fields["messages"] = chat_messages(conversation.messages, conversation.unsupported)
     fields |= tool_fields(
         tools.functions,
         chat_tool_choice(request.tool_choice, tools),

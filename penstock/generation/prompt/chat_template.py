@@ -214,6 +214,9 @@ def _append_mark(message: dict[str, Any]) -> None:
     thoughts = [name for name in REASONING_NAMES if message.get(name)]
     if isinstance(content, list) and content:
         part = content[-1]
+        if part["type"] == "image":
+            reason = "continue_final_message: the final message ends with an image."
+            raise ApiError(400, reason, param="continue_final_message")
         part[part["type"]] += f"{_MARK} "
     elif isinstance(content, str) and (content or not thoughts):
         message["content"] = f"{content}{_MARK} "

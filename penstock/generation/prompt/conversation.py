@@ -26,6 +26,7 @@ from penstock.generation.prompt.template_rules import (
 )
 from penstock.generation.request.body_decoder import check_parts
 from penstock.generation.request.schemas import Message, Part, Tool, ToolCall
+from penstock.generation.request.unsupported_content import is_image
 from penstock.http.errors import ApiError
 
 _SHORT_ID = 9
@@ -109,20 +110,24 @@ def kind_of(message: Message) -> str:
     return CALLS if message.tool_calls else message.role
 
 
-def texts_of(message: Message, field: str) -> list[str]:
-    """The texts of a message's content. ``field``: the path of the message. Raises ApiError."""
+def contents_of(message: Message, field: str = "messages") -> list[str | Part]:
+    """The texts of a message's content, and the parts that stand for pictures. ``field``: the path of the
+    message. Raises ApiError."""
     content = message.refusal if message.content is None else message.content
     if content is None:
         return []
     if isinstance(content, str):
         return [content]
-    texts = (_text(part, f"{field}.content[{place}]") for place, part in enumerate(content))
-    return [text for text in texts if text is not None]
+    contents = (
+        part if is_image(part) else _text(part, f"{field}.content[{place}]")
+        for place, part in enumerate(content)
+    )
+    return [each for each in contents if each is not None]
 
 
 def message_text(message: Message, field: str = "messages") -> str:
-    """The text of a message, its parts joined by line breaks. Raises ApiError."""
-    return "\n".join(texts_of(message, field))
+    """The text of a message, its parts joined by line breaks, without pictures. Raises ApiError."""
+    return "\n".join(each for each in contents_of(message, field) if isinstance(each, str))
 
 
 def reasoning_of(message: Message) -> str | None:
@@ -158,7 +163,7 @@ def _message(message: Message, field: str, rules: TemplateRules) -> PlainMessage
     plain: PlainMessage = {"role": message.role}
     content: Any = message.content
     if type(content) is not str or message.tool_calls or message.role not in rules.as_text:
-        content = _content(message, texts_of(message, field), rules)
+        content = _content(message, contents_of(message, field), rules)
     cut = rules.cut_at and message.role == "assistant"
     if cut and (rules.cut_beside_reasoning or not reasoning_of(message)):
         content = _uncut(content, rules)
@@ -212,9 +217,15 @@ def think(message: PlainMessage, text: str, rules: TemplateRules) -> None:
     message["content"] = [{"type": "thinking", "thinking": text}, *parts]
 
 
-def _content(message: Message, texts: list[str], rules: TemplateRules) -> Any:
+def _content(message: Message, contents: list[str | Part], rules: TemplateRules) -> Any:
     """Content as the client has it where the template takes that: as text, as parts, or as neither."""
     kind = kind_of(message)
+    texts = [each if isinstance(each, str) else rules.image_text for each in contents]
+    if kind in rules.pictures and any(map(is_image, contents)):
+        return [
+            {"type": "text", "text": each} if isinstance(each, str) else {"type": "image"}
+            for each in contents
+        ]
     if kind == CALLS and not any(texts):
         return _absent(message, rules)
     if kind in rules.as_part:

@@ -17,6 +17,7 @@ from penstock.generation.prompt.template_rules import PlainMessage, TemplateRule
 from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.generation.prompt.turns import arranged
 from penstock.generation.request.schemas import Message, Tool, ToolCall
+from penstock.generation.request.unsupported_content import images_follow, numbers_of
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -24,12 +25,15 @@ _encode = msgspec.msgpack.Encoder().encode
 class ConversationRenderer:
     """A chat template, and what it takes."""
 
-    def __init__(self, template: ChatTemplate, format: Section | None = None) -> None:
-        """``format``: how the model writes calls, if that is known."""
+    def __init__(self, template: ChatTemplate, format: Section | None = None, image_text: str = "") -> None:
+        """``format``: how the model writes calls, if that is known. ``image_text``: what the template writes
+        for a picture, if the model takes any."""
         self.template = template
         self._format = format
         # At the start: a request would wait for up to 80 ms (the slowest template).
-        self._rules = {tools: probe(self._probed, tools=tools) for tools in (False, True)}
+        self._rules = {
+            tools: probe(self._probed, tools=tools, image_text=image_text) for tools in (False, True)
+        }
 
     def rules(self, *, tools: bool) -> TemplateRules:
         """What the template takes. ``tools``: of requests that have some."""
@@ -51,9 +55,12 @@ class ConversationRenderer:
         turn: NextTurn | None = None,
     ) -> str:
         """The prompt of at least one message. ``stable``: see :func:`arranged`; ``turn``: what it has in
-        common with the turn before is taken from there; the others: see :meth:`ChatTemplate.render`. Raises
-        ApiError."""
+        common with the turn before is taken from there; the others: see :meth:`ChatTemplate.render`. Pictures
+        keep their order. Raises ApiError."""
         rules = self.rules(tools=bool(tools))
+        if rules.image_text and numbers_of(messages):
+            conversation(messages, rules)  # errors name fields by their places in the request
+            messages = self._with_pictures(messages, rules, stable=stable)
         kept = turn is not None and rules.before_calls is None and not continue_final_message
         before = None if turn is None or not kept else turn.conversation
         known = [] if before is None else before.known(messages, rules)
@@ -78,6 +85,16 @@ class ConversationRenderer:
         if turn is not None and rendering is not None:
             turn.learn_conversation(KeptConversation(in_order, plain, rules, rendering.finish(prompt)))
         return put_before_calls(prompt, before_calls, rules)
+
+    def _with_pictures(
+        self, messages: Sequence[Message], rules: TemplateRules, *, stable: bool
+    ) -> Sequence[Message]:
+        """The messages with pictures in those alone that may have them."""
+        if not rules.pictures:
+            return messages
+        placed = images_follow(messages, rules.pictures)
+        numbers = numbers_of(arranged(placed, rules, stable=stable, format=self._format))
+        return placed if numbers == sorted(numbers) else images_follow(messages, ("user",))
 
 
 @dataclass(slots=True, frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,15 +35,17 @@ Render = Callable[[list[PlainMessage], list[dict[str, Any]] | None], str]
 """Messages and tools to a prompt without the start of the assistant's turn. Raises ApiError."""
 
 
-def probe(render: Render, *, tools: bool) -> TemplateRules:
-    """The rules of a template. ``tools``: whether the conversations have tools. Takes some 150 renderings."""
+def probe(render: Render, *, tools: bool, image_text: str = "") -> TemplateRules:
+    """The rules of a template. ``tools``: whether the conversations have tools. ``image_text``: what stands
+    for a picture, if the model takes any. Takes some 150 renderings."""
+    unknown = TemplateRules(image_text=image_text)
     if tools:
-        return _Probe(render, [_tool(description="x", parameters=_SCHEMA)]).rules() or TemplateRules()
-    plain = _Probe(render, None).rules()
+        return _Probe(render, [_tool(description="x", parameters=_SCHEMA)]).rules(image_text) or unknown
+    plain = _Probe(render, None).rules(image_text)
     if plain is None:
-        plain = _Probe(render, []).rules()
+        plain = _Probe(render, []).rules(image_text)
         plain = None if plain is None else msgspec.structs.replace(plain, no_tools=())
-    return plain or TemplateRules()
+    return plain or unknown
 
 
 _TAILS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -77,7 +79,7 @@ class _Probe:
         self._ids = CallIds.ANY
         self._words = 0
 
-    def rules(self) -> TemplateRules | None:
+    def rules(self, image_text: str = "") -> TemplateRules | None:
         """None: the template shows no user's message."""
         if not self._has_form("user", lambda content: [{"role": "user", "content": content}]):
             return None
@@ -105,6 +107,8 @@ class _Probe:
             found["cut_beside_reasoning"] = self._cuts(*marks, reasoning=found["reasoning"])
         return TemplateRules(
             **found,
+            image_text=image_text,
+            pictures=frozenset(self._kinds_with_pictures(image_text)),
             as_text=frozenset(kind for kind, form in self._forms.items() if form[0] or not any(form)),
             as_parts=frozenset(kind for kind, form in self._forms.items() if form[1]),
             as_part=frozenset(kind for kind, form in self._forms.items() if form[2]),
@@ -158,6 +162,19 @@ class _Probe:
         part = not text and not parts and self._shows(conversation([_part(one)]), one)
         self._forms[kind] = text, parts, part
         return text or parts or part
+
+    def _kinds_with_pictures(self, image_text: str) -> Iterator[str]:
+        """Kinds of messages that may have parts with pictures, and show their texts beside them."""
+        one, two = self._word(), self._word()
+        content = [_part(one), {"type": "image"}, _part(two), {"type": "image"}]
+        starts: dict[str, list[PlainMessage]] = {"user": []}
+        if self._call and self._takes("tool"):
+            starts["tool"] = [self._say("user"), self._call]
+        for kind, start in starts.items() if image_text else ():
+            said = _result(content, self._id()) if kind == "tool" else {"role": kind, "content": content}
+            prompt = self._prompt([*start, said])
+            if one in prompt and two in prompt and prompt.count(image_text) == 2:
+                yield kind
 
     # -- calls
 

@@ -89,6 +89,11 @@ class TemplateRules(msgspec.Struct, frozen=True, kw_only=True):
     """Marks around reasoning, as ``<think>`` and ``</think>``, at which text of the assistant is cut."""
     cut_beside_reasoning: bool = False
     """Whether that is so in messages with reasoning, too."""
+    image_text: str = ""
+    """What the template writes for a picture; empty: the model takes none."""
+    pictures: frozenset[str] = frozenset()
+    """Kinds of messages, of user and tool, whose content may have parts that are pictures; elsewhere
+    ``image_text`` is written into texts."""
     refused: frozenset[tuple[str, str]] = frozenset()
     """Kinds of messages (PLACES), each with what it may not follow, or not without loss."""
     stable: frozenset[tuple[str, str]] = frozenset()

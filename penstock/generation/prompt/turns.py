@@ -19,6 +19,7 @@ from penstock.generation.parsers.call_syntax import Section
 from penstock.generation.parsers.call_writing import write_calls
 from penstock.generation.prompt.conversation import (
     arguments_of,
+    contents_of,
     conversation,
     kind_of,
     message_text,
@@ -31,7 +32,8 @@ from penstock.generation.prompt.template_rules import (
     PlainMessage,
     TemplateRules,
 )
-from penstock.generation.request.schemas import Message, ToolCall
+from penstock.generation.request.schemas import Message, Part, ToolCall
+from penstock.generation.request.unsupported_content import is_image, joined
 
 NO_RESULT = "(no result)"
 """The result of a call that has none, where the template needs one."""
@@ -117,8 +119,8 @@ class _Turns:
         self._head = head
         self._stable = stable
         self._placed: list[Message] = []
-        self._added: list[list[str]] = []
-        """Texts that belong to each message besides its own; they are joined once: there may be thousands."""
+        self._added: list[list[str | Part]] = []
+        """What belongs to each message besides its own; they are joined once: there may be thousands."""
         self._begun = False
         """Whether there is any but system messages."""
         self._waiting: list[str] = []
@@ -136,10 +138,8 @@ class _Turns:
         if last is not None and last.tool_calls and not self._rules.may_follow(kind_of(message), CALLS):
             last = self._leave_unanswered(last.tool_calls)
         if last is not None and self._is_beside(last, message):
-            texts = filter(
-                None, [message_text(self._placed.pop()), *self._added.pop(), message_text(message)]
-            )
-            message = replace(message, content="\n".join(texts))
+            contents = [*_contents(self._placed.pop()), *self._added.pop(), *_contents(message)]
+            message = replace(message, content=joined([each for each in contents if each]))
         if self._waiting:
             self._take_waiting(message)
         elif last is not None and self._joins(last, message):
@@ -158,8 +158,8 @@ class _Turns:
         if self._waiting:
             self._place(Message("user", "\n".join(self._waiting)))
         return [
-            replace(message, content="\n".join([message_text(message), *texts])) if texts else message
-            for message, texts in zip(self._placed, self._added, strict=True)
+            replace(message, content=joined([*_contents(message), *added])) if added else message
+            for message, added in zip(self._placed, self._added, strict=True)
         ]
 
     def _place(self, message: Message) -> None:
@@ -178,20 +178,24 @@ class _Turns:
         if len(self._placed) < 2 or self._rules.may_follow("user", "user"):
             return
         if self._placed[-1].role == "system" and self._placed[-2].role == "user":
-            texts = [message_text(self._placed.pop()), *self._added.pop()]
-            self._added[-1].append(marked("\n".join(texts)))
+            text = self._popped_system()
+            self._added[-1].append(text)
 
     def _part_answers(self) -> None:
         """Make a system message between two of the assistant's the user's, where turns alternate."""
         if len(self._placed) < 2 or self._rules.may_follow("assistant", "assistant"):
             return
         if self._placed[-1].role == "system" and self._placed[-2].role == "assistant":
-            texts = [message_text(self._placed.pop()), *self._added.pop()]
-            self.add(Message("user", marked("\n".join(texts))))
+            self.add(Message("user", self._popped_system()))
+
+    def _popped_system(self) -> str:
+        """The marked text of the last message, the system's, which is taken away."""
+        texts = [message_text(self._placed.pop()), *map(str, self._added.pop())]
+        return marked("\n".join(texts))
 
     def _take_waiting(self, message: Message) -> None:
-        texts = [*self._waiting, message_text(message)] if message.role == "user" else self._waiting
-        self._place(Message("user", "\n".join(texts), name=message.name))
+        said = _contents(message) if message.role == "user" else []
+        self._place(Message("user", joined([*self._waiting, *said]), name=message.name))
         self._waiting = []
         if message.role != "user":
             self._place(message)
@@ -210,12 +214,12 @@ class _Turns:
         return (kind == "user" and before in ("user", "tool")) or kind == before == "assistant"
 
     def _join(self, last: Message, message: Message) -> None:
-        text = message_text(message)
+        contents = _contents(message)
         if last.role == message.role == "user" and last.name != message.name:
             if last.name:
-                self._placed[-1] = replace(last, content=_named(last), name=None)
-            text = _named(message)
-        self._added[-1].append(text)
+                self._placed[-1] = replace(last, content=joined(_named(last)), name=None)
+            contents = _named(message)
+        self._added[-1] += contents
 
     def _add_system(self, message: Message) -> None:
         last = self._placed[-1] if self._placed else None
@@ -281,7 +285,7 @@ def _results_moved(messages: Iterable[Message], rules: TemplateRules) -> Iterato
                 groups[group].append(message)
                 continue
             if stray or not rules.may_follow(kind, kind_of(groups[-1][-1]) if groups else START):
-                message = Message("user", _result(message_text(message), message.name or ""))
+                message = Message("user", _result(message, message.name or ""))
         groups.append([message])
         if message.tool_calls:
             called |= dict.fromkeys(_ids(message), (len(groups) - 1, refused))
@@ -339,18 +343,28 @@ def _as_text(messages: Iterable[Message], rules: TemplateRules, format: Section 
                 message = Message("assistant", text, message.name, reasoning=reasoning_of(message))
         elif message.role == "tool":
             name = message.name or names.get(message.tool_call_id, "")
-            message = Message("user", _result(message_text(message), name))
+            message = Message("user", _result(message, name))
         yield message
 
 
-def _result(text: str, name: str) -> str:
+def _contents(message: Message) -> list[str | Part]:
+    """The text of a message as one; with pictures in it, all its parts."""
+    contents = contents_of(message)
+    return contents if any(map(is_image, contents)) else [message_text(message)]
+
+
+def _result(message: Message, name: str) -> str | list[str | Part]:
     named = f' name="{name}"' if name else ""
-    return f"<tool_response{named}>\n{text}\n</tool_response>"
+    return joined([f"<tool_response{named}>", *_contents(message), "</tool_response>"])
 
 
-def _named(message: Message) -> str:
-    text = message_text(message)
-    return f"{message.name}: {text}" if message.name else text
+def _named(message: Message) -> list[str | Part]:
+    first, *more = _contents(message)
+    if not message.name:
+        return [first, *more]
+    return (
+        [f"{message.name}: {first}", *more] if isinstance(first, str) else [f"{message.name}:", first, *more]
+    )
 
 
 def marked(text: str) -> str:

@@ -23,6 +23,10 @@ def about(description: str, **bounds: Any) -> Meta:
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 PromptToken = Annotated[int, Meta(ge=0)]
 JsonObject = dict[str, Any]
+IMAGE_URL = (
+    "The image: {url, detail}, or the URL alone. data: with base64; https: and http: from hosts that the "
+    "operator allows. A model without vision is told that it cannot see it."
+)
 _OF_HELPERS = "Not used; the openai package's helpers add it to messages."
 
 # For /openapi.json only; other code checks it and has its own error messages.
@@ -33,7 +37,8 @@ class Part(msgspec.Struct, gc=False):
     """A part of a message's content."""
 
     type: Annotated[
-        str, about("text, refusal, thinking, reasoning, or what the model cannot see: image_url, file …")
+        str,
+        about("text, refusal, thinking, reasoning, image_url, or what no model here can see: file …"),
     ]
     text: str | None = None
     refusal: Annotated[str | None, about("The text of a part of type refusal.")] = None
@@ -41,8 +46,12 @@ class Part(msgspec.Struct, gc=False):
         str | list[JsonObject] | None, about("Reasoning, in a part of type thinking: a text, or parts.")
     ] = None
     reasoning: Annotated[str | None, about("Reasoning, in a part of type reasoning.")] = None
-    image_url: Annotated[Any, about("Not used: the model is told that it cannot see the image.")] = None
-    input_audio: Annotated[Any, about("Not used, likewise.")] = None
+    image_url: Annotated[Any, about(IMAGE_URL)] = None
+    image: Annotated[Any, about("Another name of image_url, in a part of type image.")] = None
+    url: Annotated[Any, about("Another name of image_url, likewise.")] = None
+    detail: Annotated[Any, about("Beside an image_url that is a text.")] = None
+    uuid: Annotated[Any, about("Not used: an image is known by its bytes.")] = None
+    input_audio: Annotated[Any, about("Not used: the model is told that it cannot hear it.")] = None
     audio_url: Annotated[Any, about("Not used, likewise.")] = None
     video_url: Annotated[Any, about("Not used, likewise.")] = None
     file: Annotated[Any, about("Not used, likewise.")] = None
