@@ -33,6 +33,7 @@ from penstock.gateway.relay.retry_policy import (
 from penstock.gateway.relay.upload import parts_of, upload
 from penstock.gateway.requests.apis import gateway_error, rejection_reason
 from penstock.gateway.requests.body_rest import BodyRest
+from penstock.gateway.requests.byte_rounds import ByteRounds
 from penstock.gateway.requests.generation_body import CheckedRest, HeldRest
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.requests.request_body import STREAMING_PATHS
@@ -75,6 +76,8 @@ class Relay:
     include_usage: Literal["auto", "off", "require"] = "auto"
     held: HeldBytes = field(default_factory=HeldBytes)
     """Bytes of replies that are held to read them."""
+    sending: ByteRounds = field(default_factory=ByteRounds)
+    """The held bodies that are sent."""
     running: set[Attempt] = field(default_factory=set)
 
     @property
@@ -404,7 +407,7 @@ class _RequestRelay:
             limits=TimeLimits(endpoint.upstream.timeouts, self._deadline, self._clock),
         )
         raw = body.with_usage() if with_usage and body is not None else incoming.raw
-        first, rest = parts_of(incoming, raw)
+        first, rest = parts_of(incoming, raw, relay.sending)
         self._rest, left = rest, 0 if rest is None else rest.left
         request = UpstreamRequest(incoming.method.encode(), incoming.target, incoming.headers, first, left)
         exchange.send(request, attempt)

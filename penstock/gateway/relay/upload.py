@@ -6,6 +6,7 @@ import asyncio
 
 from penstock.gateway.relay.attempt import Attempt
 from penstock.gateway.requests.body_rest import BodyRest
+from penstock.gateway.requests.byte_rounds import ByteRounds
 from penstock.gateway.requests.generation_body import SENT_BYTES, CheckedRest, HeldRest
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.responses.expected_reply import expected_reply
@@ -17,8 +18,11 @@ ERROR = 400
 """A reply with this status or a higher one may end before the body: nothing more is sent."""
 
 
-def parts_of(incoming: IncomingRequest, raw: bytes) -> tuple[bytes, BodyRest | HeldRest | None]:
-    """What is sent of a request at once, and what follows; ``raw``: its body, with marks for its values."""
+def parts_of(
+    incoming: IncomingRequest, raw: bytes, rounds: ByteRounds
+) -> tuple[bytes, BodyRest | HeldRest | None]:
+    """What is sent of a request at once, and what follows; ``raw``: its body, with marks for its values.
+    ``rounds``: of the held bodies that are sent."""
     if isinstance(incoming.rest, CheckedRest):
         return incoming.rest.beginning, incoming.rest
     if not incoming.values:
@@ -26,7 +30,7 @@ def parts_of(incoming: IncomingRequest, raw: bytes) -> tuple[bytes, BodyRest | H
     pieces = incoming.values.filled(raw)
     if sum(map(len, pieces)) <= SENT_BYTES:
         return b"".join(pieces), None
-    return pieces[0], HeldRest(pieces[1:])
+    return pieces[0], HeldRest(pieces[1:], rounds)
 
 
 async def upload(rest: BodyRest | HeldRest, exchange: Exchange, attempt: Attempt, path: str) -> None:

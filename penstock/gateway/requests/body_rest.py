@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 
+from penstock.gateway.requests.byte_rounds import ByteRounds
 from penstock.gateway.requests.caller import Caller
 from penstock.gateway.requests.form_scan import FormScan
 from penstock.gateway.requests.long_values import NO_VALUES, LongValues
@@ -25,7 +26,7 @@ class BodyRest:
     """What follows the beginning of a body. It is read once, so once it is the request goes to no other
     endpoint."""
 
-    def __init__(self, http: HttpRequest, left: int | None, limit: int) -> None:
+    def __init__(self, http: HttpRequest, left: int | None, limit: int, rounds: ByteRounds) -> None:
         """``left``: bytes that follow, None: unknown; at most ``limit`` may."""
         self.left = left
         self.begun = self.complete = False
@@ -39,12 +40,14 @@ class BodyRest:
         """Sends it to an endpoint."""
         self._http = http
         self._limit = limit
+        self._rounds = rounds
 
     async def read(self) -> bytes:
         """The next part; empty at the end. Raises ClientGone, and ApiError if the rest does not come."""
         self.begun = True
         part = await self._http.read_part()
         self._http.sink.release()
+        await self._rounds.spend(len(part))
         self.size += len(part)
         self.complete = not part or self.size == self.left  # the server may answer before the end is read
         if self.size > self._limit:
@@ -76,6 +79,7 @@ class BodyLimits:
 
     def __init__(self, max_read: int, max_relayed: int) -> None:
         self.max_read, self._max_relayed = max_read, max(max_read, max_relayed)
+        self.rounds = ByteRounds()
 
     async def read(self, http: HttpRequest, caller: Caller) -> ReceivedBody:
         """A body, or its beginning with the model, and its rest. Raises ApiError, ClientGone.
@@ -101,7 +105,9 @@ class BodyLimits:
                 scan.done if scan is not None else kind or held[:BEGINNING].lstrip()[:1] not in _JSON
             ):
                 left = None if length is None else length - len(held)
-                return ReceivedBody(bytes(held), BodyRest(http, left, self._max_relayed - len(held)))
+                return ReceivedBody(
+                    bytes(held), BodyRest(http, left, self._max_relayed - len(held), self.rounds)
+                )
             if len(held) > self.max_read:
                 raise too_large(self.max_read) if scan is None else self._no_model()
         return ReceivedBody(bytes(held))

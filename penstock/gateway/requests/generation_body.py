@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from penstock.gateway.requests.body_rest import BEGINNING, BodyLimits, BodyRest, ReceivedBody, too_large
+from penstock.gateway.requests.byte_rounds import ByteRounds
 from penstock.gateway.requests.caller import Caller
 from penstock.gateway.requests.gemini_path import model_in, names_its_model
 from penstock.gateway.requests.long_values import LongValues, LongValueScan, split
@@ -35,17 +36,17 @@ class CheckedRest(BodyRest):
     """The rest of a body of JSON. Its last part is not read before the whole body was checked."""
 
     def __init__(
-        self, http: HttpRequest, left: int | None, limit: int, scan: LongValueScan, model: str
+        self, http: HttpRequest, left: int | None, limits: BodyLimits, scan: LongValueScan, model: str
     ) -> None:
-        """``limit``: of the whole body; ``scan``: has its beginning, with the ``model``."""
-        super().__init__(http, left, limit - scan.size)
+        """``scan``: has the beginning, with the ``model``."""
+        super().__init__(http, left, limits.max_read - scan.size, limits.rounds)
         self.model = model
         self.beginning = scan.beginning()[1]
         """Bytes that come before."""
         self.check: Callable[[bytes, LongValues], RequestBody]
         """Reads the whole body. Raises ApiError."""
         self._scan = scan
-        self._limit_all = limit
+        self._limit_all = limits.max_read
         self._latest = b""
 
     async def read(self) -> bytes:
@@ -66,6 +67,7 @@ class CheckedRest(BodyRest):
         """The whole body, if nothing of its rest was read yet. Raises ApiError, ClientGone."""
         while part := await self._http.read_part():  # it stays in the server's account of held bytes
             self._scan.feed(part)
+            await self._rounds.spend(len(part))
             if self._scan.size > self._limit_all:
                 raise too_large(self._limit_all)
         return _whole(self._scan)
@@ -74,16 +76,19 @@ class CheckedRest(BodyRest):
 class HeldRest:
     """What is sent of a held body after its first piece, as a :class:`BodyRest`: again for each attempt."""
 
-    def __init__(self, pieces: list[bytes]) -> None:
+    def __init__(self, pieces: list[bytes], rounds: ByteRounds) -> None:
         self.left = sum(map(len, pieces))
         self.begun, self.complete, self.size = False, True, 0
         self.refusal: ApiError | None = None
         self.sending: asyncio.Task[None] | None = None
         self.body: RequestBody | None = None
         self._pieces = self._joined(pieces)
+        self._rounds = rounds
 
     async def read(self) -> bytes:
-        return next(self._pieces, b"")
+        part = next(self._pieces, b"")
+        await self._rounds.spend(len(part))
+        return part
 
     @staticmethod
     def _joined(pieces: list[bytes]) -> Iterator[bytes]:
@@ -110,6 +115,7 @@ async def read_generation(http: HttpRequest, caller: Caller, limits: BodyLimits)
     may_stream = not (caller.models or caller.is_limited or http.path in (RESPONSES, COMPACT))
     while part := await http.read_part():
         scan.feed(part)
+        await limits.rounds.spend(len(part))
         if scan.size > limit:
             raise too_large(limit)
         if not (may_stream and scan.in_value and tried < scan.values < MAX_TRIES):
@@ -121,7 +127,7 @@ async def read_generation(http: HttpRequest, caller: Caller, limits: BodyLimits)
         text, _ = scan.beginning()
         if (model := _model(http, text)) is not None:
             left = None if length is None else length - scan.size
-            rest = CheckedRest(http, left, limit, scan, model)
+            rest = CheckedRest(http, left, limits, scan, model)
             return ReceivedBody(text, rest, came=scan.size)
     return _whole(scan)
 

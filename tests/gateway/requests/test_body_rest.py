@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from penstock.gateway.requests.body_rest import BodyRest
+from penstock.gateway.requests.byte_rounds import ByteRounds
 from penstock.http.request import HttpRequest
 
 
@@ -27,7 +28,7 @@ class FakeRequest:
 @pytest.mark.parametrize("left", [5, None])
 def test_a_body_is_complete_with_its_last_byte_if_its_length_is_known(left: int | None) -> None:
     async def main() -> None:
-        rest = BodyRest(cast(HttpRequest, FakeRequest(b"abc", b"de")), left, 100)
+        rest = BodyRest(cast(HttpRequest, FakeRequest(b"abc", b"de")), left, 100, ByteRounds())
         assert await rest.read() == b"abc"
         assert not rest.complete
         assert await rest.read() == b"de"

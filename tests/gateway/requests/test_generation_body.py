@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from penstock.gateway.requests.body_rest import BodyLimits, ReceivedBody
+from penstock.gateway.requests.byte_rounds import ByteRounds
 from penstock.gateway.requests.caller import ANYONE, Caller
 from penstock.gateway.requests.generation_body import CheckedRest, HeldRest, read_generation
 from penstock.gateway.requests.long_values import LongValues
@@ -96,7 +97,7 @@ def test_a_body_whose_end_counts_is_held(path: str, caller: Caller) -> None:
     pieces = received.values.filled(received.text)
     assert b"".join(pieces) == FIRST
     for _ in range(2):
-        held = HeldRest(pieces[1:])
+        held = HeldRest(pieces[1:], ByteRounds())
         assert held.left == len(FIRST) - len(pieces[0])
         assert pieces[0] + b"".join(parts(held)) == FIRST
 
