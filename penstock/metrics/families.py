@@ -152,6 +152,12 @@ EXTERNAL_QUERIES = _counter(
 EXTERNAL_HITS = _counter(
     "vllm:external_prefix_cache_hits", "tokens", _ENGINE, "Prompt tokens that the KV connector supplies."
 )
+MM_QUERIES = _counter(
+    "vllm:mm_cache_queries", "pictures", _ENGINE, "Pictures of requests, with --engine vllm."
+)
+MM_HITS = _counter(
+    "vllm:mm_cache_hits", "pictures", _ENGINE, "Pictures whose values vLLM's engine had: they were not sent."
+)
 PREEMPTIONS = _counter(
     "vllm:num_preemptions",
     "streams",

@@ -23,6 +23,7 @@ from penstock.engine.attach.adapter_loader import AttachedAdapterLoader, request
 from penstock.engine.attach.attached_process import AttachedProcess
 from penstock.engine.attach.base_shapes import BaseShapes
 from penstock.engine.attach.output_decoder import DecodedOutputs
+from penstock.engine.attach.pictures import AttachedPictures, media_info
 from penstock.engine.attach.pooling.streams import PooledStreams
 from penstock.engine.attach.requests import encode_add
 from penstock.engine.attach.step_output import VllmCounters
@@ -39,13 +40,11 @@ from penstock.engine.batch.rows import concat_rows
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
 from penstock.engine.vocabulary import read_eos_token_ids, read_vocab_size
 from penstock.engine.weights.weight_loader import WeightLoader
+from penstock.media.store import MediaStore
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.messages import EngineInfo, LoraInfo, Submit
 from penstock.wire.sockets import Wakeup
-from penstock.wire.vllm.messages import (
-    EngineLost,
-    ReadyResponse,
-)
+from penstock.wire.vllm.messages import EngineCoreOutput, EngineLost, ReadyResponse
 from penstock.wire.vllm.model_kind import has_experts
 
 log = logging.getLogger(__name__)
@@ -84,15 +83,19 @@ class AttachedEngine:
         run_dir: str,
         rank: int,
         given: Sequence[str] = (),
+        store: MediaStore | None = None,
     ) -> None:
         """``run_dir``: where copies of adapters and links to weights are kept. ``given``: fields of
-        ``config`` that the operator has set."""
+        ``config`` that the operator has set. ``store``: of the host's pictures; None: it takes none."""
         ready = attached.ready
         self._end_process = attached.end
         self._profile_dir = config.profile_dir if config.attach is None else None
         self._core = core = attached.core
         self._ids = core.ids
-        self.info = _info(config, model, attached)
+        self.info = _info(config, model, attached, takes_pictures=store is not None)
+        self._pictures: AttachedPictures | None = None
+        if store is not None and self.info.media is not None:
+            self._pictures = AttachedPictures(store, config.engine_args or ())
         self._loader: AttachedAdapterLoader | None = None
         self.adapters: AdapterTable | None = None
         if self.info.lora is not None:
@@ -111,14 +114,14 @@ class AttachedEngine:
             config, self.info, self._ids.slots, self.adapters
         )
         self._counts = VllmCounters()
-        self._waiting_in_vllm = 0
-        """Requests that vLLM has not begun yet, when it has last told."""
         self._speculates = any("speculative" in argument for argument in config.engine_args or ())
         self._silence_s = config.engine_hang_timeout
         self._lost: EngineLost | None = None
         """Why the engine is lost, as was found outside of a step."""
         self._lost_weights = False
         """Whether vLLM has dropped the model's weights."""
+        if self._pictures is not None and core.takes_hints:
+            core.send(self._pictures.question())
         _warn_of_differences(config, given, ready, rank)
         log.info("engine %d is vLLM %s, attached", rank, ready.vllm_version)
 
@@ -136,6 +139,8 @@ class AttachedEngine:
 
     def submit(self, server: int, request: Submit) -> None:
         sampling = request.sampling
+        if request.media and self._pictures is None:
+            raise RequestRejected("media: this engine of vLLM's takes no pictures")
         if self._speculates and (sampling.min_p or sampling.logit_bias):
             field = "min_p" if sampling.min_p else "logit_bias"
             raise RequestRejected(f"{field}: vLLM does not support it with speculative decoding, which is on")
@@ -160,7 +165,7 @@ class AttachedEngine:
     def fail_all(self, code: str, message: str) -> StepRows:
         self._core.abort(self._running_ids())
         for slot in self._streams.table.running_slots():
-            self._ids.forget(slot)
+            self._forget(slot)
         return self._streams.fail_all(code, message)
 
     def _running_ids(self) -> list[str]:
@@ -169,8 +174,13 @@ class AttachedEngine:
     def _release(self, slots: Sequence[int]) -> None:
         """Free slots, whose requests vLLM runs no longer."""
         for slot in slots:
-            self._ids.forget(slot)
+            self._forget(slot)
         self._streams.release(slots)
+
+    def _forget(self, slot: int) -> None:
+        self._ids.forget(slot)
+        if self._pictures is not None:
+            self._pictures.forget(slot)
 
     def _admit(self) -> None:
         """Give vLLM as many waiting requests as there are free slots."""
@@ -182,17 +192,25 @@ class AttachedEngine:
                 self._release([slot])
                 self._streams.queue.fail(first, error.code, str(error))
 
-    def _send(self, slot: int, request: Submit, adapter: LoadedAdapter | None) -> None:
-        """Give vLLM the request of a slot. Raises RequestRejected."""
+    def _send(
+        self, slot: int, request: Submit, adapter: LoadedAdapter | None, *, again: bool = False
+    ) -> None:
+        """Give vLLM the request of a slot. ``again``: it lacked values of its pictures. Raises
+        RequestRejected."""
         if self._streams.table.running() == 1:
             self._core.heard_at = time.monotonic()  # silence counts from now on
+        request_id = self._ids.of(slot) if again else self._ids.assign(slot)
+        lora, features = request_of(adapter), None
+        if self._pictures is not None:
+            features = self._pictures.features(slot, request, lora and lora[0], whole=again)
         self._core.send(
             encode_add(
-                self._ids.assign(slot),
+                request_id,
                 request,
                 self._eos,
                 self.info.vocab_size,
-                request_of(adapter),
+                lora,
+                features,
                 hints=request.hints is not None and self._core.takes_hints,
                 type_ranges=self._core.takes_type_ranges,
             )
@@ -279,15 +297,33 @@ class AttachedEngine:
         stats = decoded.rest.scheduler_stats
         if stats is not None:
             self._counts.add(stats)
-            self._waiting_in_vllm = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
             self._speculates = self._speculates or stats.spec_decoding_stats is not None
         if decoded.foreign:
             self._core.abort(decoded.foreign[:ABORTED_PER_STEP])
+        again = [rows for output in decoded.missing if (rows := self._send_again(output)) is not None]
         if not len(decoded.slots):
-            return []
+            return again
         parts, ended = self._streams.settle(decoded, frames, self._counts)
         self._release(ended)
-        return parts
+        return [*again, *parts]
+
+    def _send_again(self, output: EngineCoreOutput) -> StepRows | None:
+        """Send a request with all values of its pictures, as vLLM lacks some. Returns the stream's end, if
+        they are gone."""
+        pictures, streams = self._pictures, self._streams
+        if pictures is None or not isinstance(streams, AttachedStreams):
+            return None
+        slot = self._ids.slot_of(output.request_id)
+        pictures.missing(output.request_id, output.mm_cache_miss_hashes)
+        request = None if slot is None else pictures.request(slot)
+        if slot is None or request is None:
+            return None
+        try:
+            self._send(slot, request, streams.table.adapters.get(slot), again=True)
+        except RequestRejected as error:
+            self._forget(slot)
+            return streams.fail(slot, error.code, str(error))
+        return None
 
     # -- reporting
 
@@ -307,7 +343,7 @@ class AttachedEngine:
     def load(self) -> Load:
         streams = self._streams
         running = streams.table.running()
-        waiting = min(running, self._waiting_in_vllm) if self._hold is Hold.NOTHING else 0
+        waiting = min(running, self._counts.waiting) if self._hold is Hold.NOTHING else 0
         return Load(
             waiting=len(streams.queue) + waiting,
             running=running - waiting,
@@ -316,7 +352,8 @@ class AttachedEngine:
         )
 
     def metrics(self) -> dict[str, float]:
-        return self._counts.metrics()
+        of_pictures = {} if self._pictures is None else self._pictures.metrics()
+        return self._counts.metrics() | of_pictures
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         core = self._core
@@ -366,7 +403,9 @@ def _fraction(number: float) -> float:
     return min(number, 1.0) if number > 0 else 0.0
 
 
-def _info(config: ServeConfig, model: ModelFacts, attached: AttachedProcess) -> EngineInfo:
+def _info(
+    config: ServeConfig, model: ModelFacts, attached: AttachedProcess, *, takes_pictures: bool
+) -> EngineInfo:
     """Return the engine's facts: what it tells, what the model's files tell, and the options."""
     lora, ready = lora_settings(config), attached.ready
     blocks = {"block_size": ready.block_size, "num_gpu_blocks": ready.num_gpu_blocks}
@@ -386,6 +425,7 @@ def _info(config: ServeConfig, model: ModelFacts, attached: AttachedProcess) -> 
         if lora.enabled
         else None,
         pooling=attached.pooling,
+        media=media_info(model.directory) if takes_pictures and attached.pooling is None else None,
     )
 
 

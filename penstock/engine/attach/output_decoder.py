@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from penstock.engine.attach.request_ids import RequestIds
 from penstock.wire.arrays import I32
-from penstock.wire.vllm.messages import EngineCoreOutput, Outputs
+from penstock.wire.vllm.messages import EngineCoreOutput, Outputs, VllmFinishReason
 
 Slots = NDArray[np.intp]
 Places = NDArray[np.intp]
@@ -66,6 +66,8 @@ class DecodedOutputs:
     """(entry, output) of those with more than tokens."""
     foreign: list[str] = field(default_factory=list)
     """Ids of requests of an earlier attachment, which the engine still runs."""
+    missing: list[EngineCoreOutput] = field(default_factory=list)
+    """Answers to requests that the engine has not begun, as it lacks values of their pictures."""
 
 
 class OutputDecoder:
@@ -84,7 +86,8 @@ class OutputDecoder:
     def decode(self, message: memoryview) -> DecodedOutputs:
         """Raises UnreadableOutput."""
         try:
-            return self._by_columns(message) or self._by_records(message)
+            decoded = self._by_columns(message) or self._by_records(message)
+            return _without_missing(decoded) if decoded.rare else decoded
         except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
             raise UnreadableOutput(f"{len(message)} bytes that are no EngineCoreOutputs: {error}") from None
 
@@ -97,9 +100,12 @@ class OutputDecoder:
         count: list[int] = []
         rare: list[tuple[int, EngineCoreOutput]] = []
         foreign: list[str] = []
+        missing: list[EngineCoreOutput] = []
         for output in rest.outputs:
             slot = self._ids.slot_of(output.request_id)
             if slot is None:
+                if _is_missing(output):
+                    missing.append(output)
                 if not output.request_id.startswith(self._ids.tag) and output.finish_reason is None:
                     foreign.append(output.request_id)
                 continue
@@ -118,6 +124,7 @@ class OutputDecoder:
             rest,
             rare,
             foreign,
+            missing,
         )
 
     # -- by columns
@@ -274,14 +281,36 @@ def _known_only(
     slots: Slots, tokens: _Tokens, rest: Outputs, rare: list[tuple[int, EngineCoreOutput]]
 ) -> DecodedOutputs:
     """Without the requests that have ended here, as after an abort."""
-    known = slots >= 0
-    place = np.cumsum(known) - 1
-    kept = [(int(place[entry]), output) for entry, output in rare if known[entry]]
-    _check_unique(slots[known])
-    if tokens.count is None:
-        return DecodedOutputs(slots[known], tokens.values[known], None, rest, kept)
-    values = tokens.values[known.repeat(tokens.count)]
-    return DecodedOutputs(slots[known], values, tokens.count[known], rest, kept)
+    decoded = _selected(DecodedOutputs(slots, tokens.values, tokens.count, rest, rare), slots >= 0)
+    _check_unique(decoded.slots)
+    return decoded
+
+
+def _without_missing(decoded: DecodedOutputs) -> DecodedOutputs:
+    """With the answers that name missing values apart."""
+    missing = {entry: output for entry, output in decoded.rare if _is_missing(output)}
+    if not missing:
+        return decoded
+    chosen = np.ones(len(decoded.slots), np.bool_)
+    chosen[list(missing)] = False
+    selected = _selected(decoded, chosen)
+    selected.missing = [*decoded.missing, *missing.values()]
+    return selected
+
+
+def _is_missing(output: EngineCoreOutput) -> bool:
+    return output.finish_reason == VllmFinishReason.ERROR and isinstance(output.mm_cache_miss_hashes, list)
+
+
+def _selected(decoded: DecodedOutputs, chosen: NDArray[np.bool_]) -> DecodedOutputs:
+    """Some of the requests. ``chosen``: bool[R]."""
+    place = np.cumsum(chosen) - 1
+    rare = [(int(place[entry]), output) for entry, output in decoded.rare if chosen[entry]]
+    count, slots = decoded.count, decoded.slots[chosen]
+    values = decoded.tokens[chosen if count is None else chosen.repeat(count)]
+    return DecodedOutputs(
+        slots, values, None if count is None else count[chosen], decoded.rest, rare, decoded.foreign
+    )
 
 
 def _check_unique(slots: Slots) -> None:

@@ -41,18 +41,20 @@ def encode_add(
     eos: Sequence[int],
     vocab_size: int,
     lora: Sequence[Any] | None = None,
+    features: Sequence[Any] | None = None,
     *,
     hints: bool = False,
     type_ranges: bool = True,
 ) -> tuple[bytes, bytes]:
     """The frames that add a request. ``eos``: tokens that end outputs, the tokenizer's first; ``lora``:
-    vLLM's LoRARequest; ``hints``: whether its version knows session_id and kv_hints; ``type_ranges``:
-    see :func:`.pooling.requests.pooling_params`. Raises RequestRejected."""
+    vLLM's LoRARequest; ``features``: of its pictures, see :mod:`.pictures`; ``hints``: whether its version
+    knows session_id and kv_hints; ``type_ranges``: see :func:`.pooling.requests.pooling_params`. Raises
+    RequestRejected."""
     pooling = request.pooling
     fields = [
         request_id,
         np.frombuffer(request.prompt, "<i4").tolist(),
-        None,
+        features,
         sampling_params(request, eos, vocab_size) if pooling is None else None,
         None if pooling is None else pooling_params(pooling, type_ranges=type_ranges),
         time.time(),

@@ -52,6 +52,8 @@ class VllmCounters:
 
     kv_usage: float = 0.0
     """Fraction of the KV cache in use, 0 to 1."""
+    waiting: int = 0
+    """Requests that vLLM has not begun yet, when it has last told."""
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
@@ -69,6 +71,7 @@ class VllmCounters:
     def add(self, stats: SchedulerStats) -> None:
         """Add those of one step."""
         self.kv_usage = stats.kv_cache_usage
+        self.waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
         prefix = stats.prefix_cache_stats
         if prefix is not None:
             self.prefix_queries += prefix.queries

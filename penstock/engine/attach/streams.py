@@ -122,6 +122,12 @@ class AttachedStreams:
         slots = np.array(self.table.running_slots(), np.intp)
         return self.table.flush(slots, lambda held: self._logprobs_buffer.take_held(held, wanting))
 
+    def fail(self, slot: int, code: str, message: str) -> StepRows:
+        """End a slot's stream with an error, and free the slot."""
+        self.alternatives[slot] = -1
+        self.aborted.pop(slot, None)
+        return self.table.fail(np.array([slot], np.intp), code, message)
+
     def fail_all(self, code: str, message: str) -> StepRows:
         """End every stream with an error, and free all slots."""
         wanting = self.alternatives >= 0

@@ -151,6 +151,8 @@ class AttachedWeightLoader:
         self._check_awake()
         if drop_cache and not self._core.call("reset_prefix_cache", True, True):  # running, connector
             raise ValueError(CACHE_IN_USE)
+        if drop_cache:
+            self._core.call("reset_encoder_cache")  # of pictures; running requests begin anew
         path = self._start if plan.source is None else plan.source.path
         assert path is not None  # it was planned
         # a vLLM that has no versions refuses this, and nothing has changed

@@ -111,6 +111,7 @@ def _attached_engine(
     from penstock.engine.attach.attach import attach
     from penstock.engine.attach.engine import AttachedEngine, ModelFacts
     from penstock.engine.attach.launch.start_engine import start_engine
+    from penstock.media.store import MediaStore
 
     model = ModelFacts(launch.model_dir)
     run_dir, rank = launch.run_dir, launch.index
@@ -127,7 +128,10 @@ def _attached_engine(
             given=launch.given,
             progress=progress,
         )
-    return AttachedEngine(config, model, attached, run_dir=run_dir, rank=rank, given=launch.given)
+    store = None if launch.media_dir is None else MediaStore(launch.media_dir, launch.media_capacity)
+    return AttachedEngine(
+        config, model, attached, run_dir=run_dir, rank=rank, given=launch.given, store=store
+    )
 
 
 def with_rank_limits(config: ServeConfig, rank: int) -> ServeConfig:

@@ -264,6 +264,8 @@ class EngineStats:
         yield Series(f.PREFIX_HITS.name, labels, engine.get("prefix_cache_hits_total", 0))
         yield Series(f.EXTERNAL_QUERIES.name, labels, engine.get("external_prefix_cache_queries_total", 0))
         yield Series(f.EXTERNAL_HITS.name, labels, engine.get("external_prefix_cache_hits_total", 0))
+        yield Series(f.MM_QUERIES.name, labels, engine.get("mm_cache_queries_total", 0))
+        yield Series(f.MM_HITS.name, labels, engine.get("mm_cache_hits_total", 0))
         yield Series(f.SPEC_DRAFTS.name, labels, engine.get("spec_decode_drafts_total", 0))
         yield Series(f.SPEC_DRAFT_TOKENS.name, labels, engine.get("spec_decode_draft_tokens_total", 0))
         yield Series(f.SPEC_ACCEPTED.name, labels, engine.get("spec_decode_accepted_tokens_total", 0))

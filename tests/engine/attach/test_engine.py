@@ -19,6 +19,7 @@ from penstock.engine.attach.engine import AttachedEngine, ModelFacts
 from penstock.engine.attach.request_ids import RequestIds
 from penstock.engine.attach.streams import AttachedStreams
 from penstock.engine.base import Hold, RequestRejected, StepRows
+from penstock.media.store import MediaStore
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import SamplingParams, Submit
@@ -84,7 +85,15 @@ class FakeConnection:
 class Attached:
     """The engine, its connection, and what API server 0's streams got."""
 
-    def __init__(self, run_dir: Path, *, ranks: int = 1, **options: Any) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        ranks: int = 1,
+        model: Path = DEMO_DIR,
+        store: MediaStore | None = None,
+        **options: Any,
+    ) -> None:
         self.connection = FakeConnection()
         self.ids = RequestIds(SLOTS)
         ready = ReadyResponse(
@@ -99,10 +108,11 @@ class Attached:
         self.core = core
         self.engine = AttachedEngine(
             ServeConfig(model=str(DEMO_DIR), attach="127.0.0.1:0", **options),
-            ModelFacts(str(DEMO_DIR)),
+            ModelFacts(str(model)),
             AttachedProcess(connection, ready, core),
             run_dir=str(run_dir),
             rank=0,
+            store=store,
         )
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, FinishReason | str] = {}

@@ -88,6 +88,7 @@ def test_a_directory_is_read_and_the_start_again(loading: Loading) -> None:
     assert loading.load(WeightSource(str(other)), drop_cache=True) == 2
     assert loading.calls() == [
         ["reset_prefix_cache", [True, True]],
+        ["reset_encoder_cache", []],
         labels(str(other)),
         reads(str(other)),
     ]
@@ -205,6 +206,7 @@ def test_a_transfer_is_received_once(loading: Loading) -> None:
     loading.load(SENT, drop_cache=True)
     assert loading.calls() == [
         ["reset_prefix_cache", [True, True]],
+        ["reset_encoder_cache", []],
         labels(SENT.path),
         workers("start_weight_update"),
         workers("update_weights", update_info=INFO),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,13 +11,19 @@ import numpy as np
 import pytest
 import torch
 import vllm.v1.engine as vllm_engine
+from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
 from penstock.engine.attach.arrays import read_array, read_logprobs
 from penstock.engine.attach.output_decoder import OutputDecoder
+from penstock.engine.attach.pictures import AttachedPictures
 from penstock.engine.attach.request_ids import RequestIds
 from penstock.engine.attach.requests import encode_add
+from penstock.media.pages import PageFacts
+from penstock.media.store import MediaStore
+from penstock.media.vllm_item import item_arrays
+from penstock.wire.media.items import MediaItem
 from penstock.wire.messages import CacheHints, SamplingParams, Submit
 from penstock.wire.pooling import PoolingParams, PoolingTask
 from penstock.wire.vllm.messages import (
@@ -112,6 +119,34 @@ def test_vllm_reads_our_requests() -> None:
     assert not params.detokenize
     asked = params.structured_outputs
     assert (asked.grammar, asked._backend) == ('start: "a"', "guidance")
+
+
+def test_vllm_reads_our_pictures(tmp_path: Path) -> None:
+    """An item that vLLM has encoded, in the request of another process."""
+    values = torch.arange(400, dtype=torch.float32).to(torch.bfloat16).reshape(1, 400)
+    field = MultiModalFieldConfig.batched("image")
+    item = field.build_elems("pixel_values", values)[0]
+    (data,) = MsgpackEncoder(size_threshold=1 << 62).encode(MultiModalKwargsItem({"pixel_values": item}))
+    mask = np.array([False, True, True])
+    (tmp_path / "store").mkdir()
+    store, key = MediaStore(str(tmp_path / "store"), 1 << 20), bytes(32)
+    store.write(key, PageFacts(b"", 2), item_arrays("image", 1, 3, mask, bytes(data))).close()
+    picture = MediaItem(key, 2, 4, 1)
+    request = Submit(1, bytes(36), SamplingParams(max_tokens=1, seed=0), media=(picture,))
+    pictures = AttachedPictures(store, ())
+    _, body = encode_add("id", request, EOS, 100, None, pictures.features(0, request, None))
+    decoder = MsgpackDecoder(vllm_engine.EngineCoreRequest)
+    (feature,) = decoder.decode([bytearray(body)]).mm_features
+    assert (feature.modality, feature.identifier, feature.mm_hash) == ("image", key.hex(), key.hex())
+    place = feature.mm_position
+    assert (place.offset, place.length, place.is_embed.tolist()) == (3, 3, mask.tolist())
+    assert torch.equal(feature.data["pixel_values"].data, values[0])
+    assert feature.data["pixel_values"].field == item.field
+    _, body = pictures.question()
+    asked = decoder.decode([bytearray(body)])
+    assert asked.abort_immediately
+    assert asked.mm_features[0].data is None
+    store.close()
 
 
 def test_vllm_reads_our_pooling_parameters() -> None:
