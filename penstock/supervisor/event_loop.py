@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.logging_setup import RateLimitedLog
+from penstock.metrics.families import RESTARTS
 from penstock.metrics.gc_policy import GarbageCollector
-from penstock.metrics.snapshot import Snapshot, encode_snapshot, process_name, process_series
+from penstock.metrics.snapshot import Series, Snapshot, encode_snapshot, process_name, process_series
 from penstock.supervisor.children.actions import (
     Action,
     AnnounceReady,
@@ -146,6 +147,10 @@ class Supervisor:
         self._metrics_sent_at = now
         self._sequence += 1
         series = list(process_series(_PROCESS, 0, self._collector.pauses))
+        for name in self._processes:
+            if name.role == "media-worker":  # it has no metrics of its own
+                labels = (process_name(name.role, name.index),)
+                series.append(Series(RESTARTS.name, labels, self._manager.restarts(name)))
         message = SupervisorMetrics(snapshot=encode_snapshot(Snapshot(_PROCESS, 0, self._sequence, series)))
         for name in self._processes:
             if name.role == "api-server":

@@ -49,6 +49,7 @@ from penstock.supervisor.startup.banner import banner, banner_facts
 from penstock.supervisor.startup.cluster import traits_of
 from penstock.supervisor.startup.cluster_key import read_cluster_key
 from penstock.supervisor.startup.file_limit import raise_file_limit
+from penstock.supervisor.startup.media import Media, media_of
 from penstock.supervisor.startup.model_resolution import (
     ResolvedModel,
     check_model_aliases,
@@ -126,6 +127,10 @@ def serve(
                 check_prompt_files(config, model)
                 check_model_aliases(config, model, adapters)
             script = rendered_script(config, model)
+            media = Media()
+            if local_api_servers:
+                with signals_blocked():  # it is removed whatever comes
+                    media = owned.enter_context(media_of(config, model))
             acceptor = None
             if listener is not None and local_api_servers > 1:
                 acceptor = owned.enter_context(Acceptor(listener.socket))
@@ -141,6 +146,7 @@ def serve(
                 acceptor=acceptor,
                 run_dir=run_dir,
                 directories=directories,
+                media=media,
                 model=model,
                 desired_states=states_at_start(adapters),
                 script=script,
@@ -191,6 +197,7 @@ class _Service:
     """None for a single API server here, which accepts connections itself."""
     run_dir: str
     directories: ApiServerDirectories
+    media: Media
     model: ResolvedModel
     desired_states: DesiredStateStore
     """Desired states of the fleet; the adapters of the start are settled."""
@@ -212,6 +219,7 @@ class _Service:
                 all_engines=self.config.data_parallel_size,
                 api_servers=0 if self.config.headless else self.config.api_server_count,
                 coordinator=self._coordinator is not None and not self.config.headless,
+                media_workers=self.media.workers,
                 expert_parallel=self.config.enable_expert_parallel,
                 serves_with_one_engine=self.config.attach is not None,
             ),
@@ -270,7 +278,7 @@ class _Service:
     def _start(self, name: ProcessName, epoch: int, restarts: int) -> ChildProcess:
         if self._is_remote(name):
             return ChildProcess.start(self._launch(name, epoch, restarts), RAY_PROXY_COMMAND)
-        if name.role == "engine" and self.config.engine != "synthetic":
+        if name.role in ("engine", "media-worker") and self.config.engine != "synthetic":
             return ChildProcess.start(self._launch(name, epoch, restarts), self.starter.command)
         if name.role != "api-server":
             return self.starter.start(self._launch(name, epoch, restarts))
@@ -296,6 +304,7 @@ class _Service:
         handover_fd: int | None = None,
     ) -> Launch:
         assert name.role != "gateway"
+        media = Media() if self._is_remote(name) else self.media
         return Launch(
             role=name.role,
             index=name.index,
@@ -321,6 +330,9 @@ class _Service:
             response_store_dir=self.directories.responses,
             weights_dir=self.directories.weights,
             seal_key=self.directories.seal_key,
+            media_dir=media.directory,
+            media_workers=media.workers,
+            media_capacity=media.capacity,
             desired=self.desired_states.settled(),
         )
 

@@ -63,7 +63,7 @@ MAX_ERROR_CHARS = 2048
 HEARTBEAT_INTERVAL_S = 1.0
 """Minimum time between two heartbeats of a process."""
 
-Role = Literal["api-server", "engine", "coordinator", "gateway"]
+Role = Literal["api-server", "engine", "coordinator", "gateway", "media-worker"]
 SERVER_ROLES: tuple[Role, ...] = ("api-server", "gateway")
 """Roles of processes that have clients: they are drained at the end, and replaced one by one."""
 Info = dict[str, str | int | float | bool]
@@ -85,7 +85,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forb
 class Launch(_Message, frozen=True, tag="launch"):
     """Role and configuration of a child. Sent once, before anything else."""
 
-    role: Literal["api-server", "engine", "coordinator"]
+    role: Literal["api-server", "engine", "coordinator", "media-worker"]
     index: int
     """Index of this process within its role, from 0. An API server that replaces another has the same index
     modulo api_server_count."""

@@ -100,6 +100,8 @@ def _import_role_main(role: Role) -> Callable[[ControlChannel], int]:
         from penstock.api.process import run
     elif role == "coordinator":
         from penstock.coordinator.process import run
+    elif role == "media-worker":
+        from penstock.media.process import run
     else:
         from penstock.engine.loop.process import run
     return run

@@ -12,6 +12,7 @@ OPTIONS: dict[Role, str] = {
     "engine": "--engine-hang-timeout",
     "api-server": "--api-server-hang-timeout",
     "coordinator": "--api-server-hang-timeout",
+    "media-worker": "--api-server-hang-timeout",
     "gateway": "--worker-hang-timeout",
 }
 """The option that holds the timeout of each role."""

@@ -48,6 +48,7 @@ class Fleet:
     gateways: int = 0
     """Workers of a gateway, which has no other children."""
     coordinator: bool = False
+    media_workers: int = 0
     expert_parallel: bool = False
     """Whether the engines are one group, restarted together."""
     serves_with_one_engine: bool = False
@@ -57,6 +58,7 @@ class Fleet:
         """All children, in the order of their start."""
         names = [ProcessName("coordinator", 0)] if self.coordinator else []
         names += [ProcessName("engine", self.first_rank + index) for index in range(self.engines)]
+        names += [ProcessName("media-worker", index) for index in range(self.media_workers)]
         names += [ProcessName("api-server", index) for index in range(self.api_servers)]
         return names + [ProcessName("gateway", index) for index in range(self.gateways)]
 
@@ -76,7 +78,7 @@ class ChildTimes:
     engine_hang_timeout: float = 0.0
     """A hang timeout of 0: these processes may be silent for any time."""
     api_server_hang_timeout: float = 0.0
-    """The coordinator's, too."""
+    """The coordinator's and the media workers', too."""
     gateway_hang_timeout: float = 0.0
 
     def hang_timeouts(self) -> dict[Role, float]:
@@ -85,6 +87,7 @@ class ChildTimes:
             "engine": self.engine_hang_timeout,
             "api-server": self.api_server_hang_timeout,
             "coordinator": self.api_server_hang_timeout,
+            "media-worker": self.api_server_hang_timeout,
             "gateway": self.gateway_hang_timeout,
         }
 
@@ -134,7 +137,7 @@ class ProcessManager:
         return self._lifecycle.exit_code
 
     def names(self) -> list[ProcessName]:
-        """The coordinator, if there is one, then engines, then API servers."""
+        """The coordinator, if there is one, then engines, media workers and API servers."""
         return self._children.names()
 
     def info(self, name: ProcessName) -> Info:

@@ -11,6 +11,11 @@ import logging
 from penstock.exit_codes import EXIT_FAILED, EXIT_USAGE
 from penstock.supervisor.children.child_state import Child, ChildState, ChildTable, ExitCause, join_names
 from penstock.supervisor.children.lifecycle import Lifecycle, Phase
+from penstock.supervisor.children.restart_policy import MAX_MEDIA_DELAY_S, RestartPolicy
+from penstock.wire.control import Role
+
+_DISPENSABLE: tuple[Role, ...] = ("coordinator", "media-worker")
+"""Roles without which a server serves: text, for instance."""
 
 
 class Recovery:
@@ -23,6 +28,9 @@ class Recovery:
         """Engines of the group, which share a restart policy; empty without a group."""
         for child in self._group:
             child.policy = self._group[0].policy
+        for child in children:
+            if child.name.role == "media-worker":
+                child.policy = RestartPolicy(MAX_MEDIA_DELAY_S)
 
     def on_ready(self, child: Child, now: float) -> None:
         """The start was a success; that of a group when all its engines are ready."""
@@ -72,7 +80,7 @@ class Recovery:
             self._children.log(logging.ERROR, f"{name} keeps failing to start; giving up")
         role = gone[0].name.role
         others = self._children.with_role(role, ChildState.WAITING, ChildState.STARTING, ChildState.READY)
-        if self._lifecycle.serving and (others or role == "coordinator"):
+        if self._lifecycle.serving and (others or role in _DISPENSABLE):
             rest = f", with {join_names(others)}" if others else ""
             self._children.log(logging.ERROR, f"serving goes on without {name}{rest}")
         else:

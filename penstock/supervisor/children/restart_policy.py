@@ -4,6 +4,9 @@ from __future__ import annotations
 
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 30.0
+MAX_MEDIA_DELAY_S = 2.0
+"""Of media workers: what ends them is a picture, which is refused after two of them. Requests wait for the
+next one."""
 STABLE_AFTER_S = 60.0
 """A child that was ready for this long starts over with the first delay."""
 MAX_FAILED_STARTS = 3
@@ -14,7 +17,8 @@ minutes to fail would never fail often enough within one."""
 class RestartPolicy:
     """The back-off of one child, or of a group. Times are seconds of any monotonic clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_delay: float = MAX_DELAY_S) -> None:
+        self._max_delay = max_delay
         self._ready_at: float | None = None
         self._failed_starts = 0
         self._delay = FIRST_DELAY_S
@@ -36,5 +40,5 @@ class RestartPolicy:
             self._delay = FIRST_DELAY_S
         self._ready_at = None
         delay = self._delay
-        self._delay = min(2 * delay, MAX_DELAY_S)
+        self._delay = min(2 * delay, self._max_delay)
         return delay

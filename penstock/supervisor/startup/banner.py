@@ -117,7 +117,7 @@ def _text(value: str | int | float | bool) -> str:
 def _processes(supervisor_pid: int, pids: Mapping[ProcessName, int]) -> str:
     """``supervisor 10, 2 api-servers 11 12, 1 engine 13``."""
     parts = [f"supervisor {supervisor_pid}"]
-    for role in ("api-server", "engine", "coordinator"):
+    for role in ("api-server", "engine", "media-worker", "coordinator"):
         own = [str(pid) for name, pid in pids.items() if name.role == role]
         if not own:
             continue
