@@ -29,7 +29,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PrepareMedia).decode
 
 
-class Connections:
+class MediaConnections:
     """The connections of one worker. What waits in it is bounded: more is refused as busy."""
 
     def __init__(self, preparer: PicturePreparer, warn: RateLimitedLog) -> None:

@@ -182,6 +182,10 @@ class PicturePreparer:
 
     async def _seal(self, key: bytes, prepared: PreparedPicture) -> Lease:
         """Write the pages; those of other pictures may have to be released first. Raises Refused."""
+        size = sum(array.nbytes for array in prepared.arrays.values())
+        if size > self._store.capacity:
+            text = f"the image has {size} bytes when it is prepared, and {self._store.capacity} are kept"
+            raise Refused("too_large", f"{text} (--media-cache)")
         deadline = time.monotonic() + ROOM_S
         while True:
             try:

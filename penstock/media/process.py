@@ -16,11 +16,11 @@ import os
 
 import uvloop
 
+from penstock.config.rules.allowed_hosts import AllowedHosts
 from penstock.config.serve import ServeConfig
 from penstock.exit_codes import EXIT_FAILED, EXIT_OK
 from penstock.logging_setup import RateLimitedLog
-from penstock.media.allowed_hosts import AllowedHosts
-from penstock.media.connection import Connections
+from penstock.media.connection import MediaConnections
 from penstock.media.fetch import FetchPolicy
 from penstock.media.preparation import PicturePreparer
 from penstock.media.prepared import PictureProcessor
@@ -59,7 +59,7 @@ def load_processor(launch: Launch) -> PictureProcessor:
 
 
 def _policy(config: ServeConfig) -> FetchPolicy:
-    hosts = AllowedHosts(config.allowed_media_domains or ())  # the supervisor has checked it
+    hosts = AllowedHosts(config.allowed_media_domains or ())
     return FetchPolicy(
         hosts, config.allowed_local_media_path or "", config.media_max_bytes, config.media_fetch_timeout
     )
@@ -81,7 +81,7 @@ async def _serve(control: ControlChannel, preparer: PicturePreparer) -> int:
             if not ended.done():
                 ended.set_exception(error)
 
-    connections = Connections(preparer, RateLimitedLog(log))
+    connections = MediaConnections(preparer, RateLimitedLog(log))
     path = media_socket(control.launch.run_dir, control.launch.index)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # of a killed predecessor

@@ -111,11 +111,10 @@ def serve(
         with handlers_restored(), contextlib.ExitStack() as owned, interruptible():
             raise_file_limit()
             starter = owned.enter_context(_starter(config, child_command))
-            listener = loading_server = None
+            listener = loading_server = acceptor = None
             if local_api_servers:
                 listener = owned.enter_context(open_listener(config, origins or {}))
-                loading_server = LoadingServer(listener.socket, config, status, tls)
-                owned.enter_context(loading_server)
+                loading_server = owned.enter_context(LoadingServer(listener.socket, config, status, tls))
             with signals_blocked():  # it is removed whatever comes
                 run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
                 directories = ApiServerDirectories()
@@ -127,11 +126,7 @@ def serve(
                 check_prompt_files(config, model)
                 check_model_aliases(config, model, adapters)
             script = rendered_script(config, model)
-            media = Media()
-            if local_api_servers:
-                with signals_blocked():  # it is removed whatever comes
-                    media = owned.enter_context(media_of(config, model))
-            acceptor = None
+            media = owned.enter_context(media_of(config, model, local_api_servers))
             if listener is not None and local_api_servers > 1:
                 acceptor = owned.enter_context(Acceptor(listener.socket))
             service = _Service(

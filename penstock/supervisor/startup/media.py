@@ -16,9 +16,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.distribution import pip_install
 from penstock.engine.torch.media.families import seeing_family
-from penstock.media.allowed_hosts import AllowedHosts
-from penstock.media.store import MediaStore
-from penstock.media.synthetic_processor import image_token
+from penstock.supervisor.signals import signals_blocked
 from penstock.supervisor.startup.api_server_directories import MAX_PATH_BYTES, MEMORY
 from penstock.supervisor.startup.model_resolution import ResolvedModel
 from penstock.supervisor.startup.run_directory import RunDirectory
@@ -42,21 +40,22 @@ class Media(NamedTuple):
 
 
 @contextlib.contextmanager
-def media_of(config: ServeConfig, model: ResolvedModel) -> Iterator[Media]:
-    """A store in memory, which is removed at the end; those that killed servers left behind are at the start.
-    Raises ConfigError, StartupError."""
-    workers = _workers(config, model)
+def media_of(config: ServeConfig, model: ResolvedModel, api_servers: int) -> Iterator[Media]:
+    """A store in memory for the ``api_servers`` of this host, which is removed at the end; those that killed
+    servers left behind are at the start. Raises ConfigError, StartupError."""
+    workers = _workers(config, model) if api_servers else 0
     if not workers:
         yield Media()
         return
-    with RunDirectory(None, [MEMORY], MAX_PATH_BYTES) as owned:
+    with contextlib.ExitStack() as stack:
+        with signals_blocked():  # it is removed whatever comes
+            owned = stack.enter_context(RunDirectory(None, [MEMORY], MAX_PATH_BYTES))
         directory = f"{owned.path}/media"
         os.mkdir(directory, 0o700)
         room = os.statvfs(directory)
         capacity = min(config.media_cache, int(_SHARE * room.f_bavail * room.f_frsize))
         if capacity < config.media_cache:
             log.warning("%s has room for a media cache of %d MiB", owned.path, capacity >> 20)
-        MediaStore(directory, capacity).close()
         yield Media(directory, workers, capacity)
 
 
@@ -71,10 +70,6 @@ def _workers(config: ServeConfig, model: ResolvedModel) -> int:
                 f"--media-workers {wanted}: the model takes no images, or the engine serves it for text"
             )
         return 0
-    try:
-        AllowedHosts(config.allowed_media_domains or ())
-    except ValueError as error:
-        raise ConfigError(f"--allowed-media-domains: {error}") from None
     if importlib.util.find_spec("PIL") is None and config.media_python is None:
         raise ConfigError(
             f"the model takes images, and Pillow is not installed; run {pip_install('torch')}, "
@@ -88,6 +83,8 @@ def _takes_pictures(config: ServeConfig, model: ResolvedModel) -> bool:
         return False
     if config.engine == "synthetic":
         if config.synthetic_image_tokens:
+            from penstock.media.synthetic_processor import image_token
+
             image_token(model.tokenizer_dir)
         return config.synthetic_image_tokens > 0
     directory = Path(model.model_dir)
