@@ -29,7 +29,7 @@ DIGEST_BYTES = 32
 
 PREFIX = "base_model.model."
 """What PEFT puts before a layer's path in the model."""
-TEXT_PART = re.compile(r"(?:model\.language_model|language_model\.model)\.")
+TEXT_PART = re.compile(r"(?:model\.(?:language_model|text_model)|language_model\.model)\.")
 """What stands in a layer's path for ``model.`` if the adapter was trained on a model with image input."""
 _WEIGHT = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[AB])\.weight")
 _UNSUPPORTED = {

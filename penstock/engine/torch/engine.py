@@ -17,6 +17,7 @@ from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
+from penstock.engine.media.page_supply import PageSupply
 from penstock.engine.sampling.grammar_compiler import GrammarCompiler
 from penstock.engine.sampling.metadata import NOT_COUNTED, SamplingMetadata
 from penstock.engine.schedule.batch import Batch
@@ -27,13 +28,15 @@ from penstock.engine.speculation.ngram import NgramProposer
 from penstock.engine.speculation.proposer import Proposer
 from penstock.engine.speculation.speculation import Speculation
 from penstock.engine.speculation.suffix import SuffixProposer
-from penstock.engine.torch.device import device_name, place_rank, step_threads
+from penstock.engine.torch.device import DevicePlace, device_name, place_rank, step_threads
 from penstock.engine.torch.draft.draft_loader import load_draft_model, read_draft_shape
 from penstock.engine.torch.draft.draft_model import DraftModel
 from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.largest_step import run_largest_steps
 from penstock.engine.torch.lora.adapter_reader import AdapterReader
 from penstock.engine.torch.lora.lora_layers import LoraLayers
+from penstock.engine.torch.media.families import seeing_family
+from penstock.engine.torch.media.picture_encoder import feature_bytes, make_media
 from penstock.engine.torch.memory import (
     bytes_per_token,
     cache_budget,
@@ -41,7 +44,7 @@ from penstock.engine.torch.memory import (
     num_cache_blocks,
 )
 from penstock.engine.torch.model import PagedModel
-from penstock.engine.torch.model_loader import ModelShape, pick_dtype, read_head, read_shape
+from penstock.engine.torch.model_loader import Head, ModelShape, pick_dtype, read_shape
 from penstock.engine.torch.model_runner import ModelRunner, PendingOutput
 from penstock.engine.torch.out_of_memory import (
     describe_memory,
@@ -93,11 +96,13 @@ class TorchEngine:
         draft_dir: str | None = None,
         rank: int = 0,
         group: ProcessGroupSpec | None = None,
+        pages: PageSupply | None = None,
     ) -> None:
         """Load the model. ``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does.
         ``draft_dir``: the draft model, for ``--speculative-method draft``. ``rank``: the data-parallel rank,
         which chooses the device. ``group``: the process group of the ranks that experts are split over, which
-        all load at the same time; None: this rank runs alone.
+        all load at the same time; None: this rank runs alone. ``pages``: of pictures; None: text alone is
+        taken.
 
         Raises ConfigError for errors that a restart would not cure.
         """
@@ -121,22 +126,15 @@ class TorchEngine:
             self._group = ProcessGroup(group, device)
         experts = None if self._group is None else ExpertParallel(self._group)
         progress("loading weights", 0.2)
-        head = read_head(model_dir, config)
+        sees = pages is not None and seeing_family(Path(model_dir), config) is not None
+        head: Head = "seeing" if sees else "text"
         model = PagedModel(model_dir, config, shape, dtype=dtype, device=device, experts=experts, head=head)
         self._models, per_token = [model], [bytes_per_token(shape, dtype)]
         if draft_dir is not None and draft_shape is not None:
             self._models.append(load_draft_model(config, draft_dir, draft_shape, dtype, device))
             per_token.append(bytes_per_token(draft_shape, dtype))
-        budget = cache_budget(
-            config,
-            place,
-            lambda: run_largest_steps(self._models, config, max_model_len, device),
-            lambda memory: sum(each.graph_bytes(memory) for each in self._models),
-            TokenCounts.most_bytes(config.max_num_seqs, shape.vocab_size),
-        )
-        blocks = num_cache_blocks(config, per_token, max_model_len, budget)
-        for each in self._models:
-            each.make_cache(blocks + 1, config.block_size)
+        later = TokenCounts.most_bytes(config.max_num_seqs, shape.vocab_size) + feature_bytes(model, config)
+        blocks = self._make_caches(config, place, per_token, max_model_len, later)
         torch.set_num_threads(step_threads(config, device))
         if device.type == "cuda":
             log.info("with the KV cache and CUDA graphs: %s", describe_memory(device))
@@ -163,12 +161,16 @@ class TorchEngine:
             speculation=self._make_speculation(config, device),
         )
         self._scheduler.streams.keep_routes(model.recorder.routes)
+        self.media = make_media(model, self._table, pages, config)
+        self._scheduler.take_pictures(self.media)
         room = self._scheduler.adapter_room
         self._awaited_adapters: dict[int, LoadedAdapter] = {}
         """Adapters by place: those that the next step with their streams brings to the device."""
         if room is not None:
             room.put = self._put_adapter
-        self._runner = ModelRunner(model, self._blocks, self._sampling, device, room.places if room else None)
+        self._runner = ModelRunner(
+            model, self._blocks, self._sampling, device, room.places if room else None, self.media
+        )
         if self._draft_model is not None:
             self._draft_model.sampler = self._runner.sampler
         self.weights = self._make_weight_loader(config, model_dir)
@@ -185,9 +187,32 @@ class TorchEngine:
             kv_cache_tokens=blocks * config.block_size,
             cache_config=_cache_config(config, dtype, blocks),
             lora=lora,
+            media=None if self.media is None else self.media.info,
         )
         if self._group is not None:
             self._group.barrier(progress)
+
+    def _make_caches(
+        self,
+        config: ServeConfig,
+        place: DevicePlace,
+        per_token: Sequence[int],
+        max_model_len: int,
+        later: int,
+    ) -> int:
+        """Allocate the KV cache of all models, which leaves ``later`` bytes free. Returns its blocks without
+        the null block."""
+        budget = cache_budget(
+            config,
+            place,
+            lambda: run_largest_steps(self._models, config, max_model_len, self.device),
+            lambda memory: sum(each.graph_bytes(memory) for each in self._models),
+            later,
+        )
+        blocks = num_cache_blocks(config, per_token, max_model_len, budget)
+        for each in self._models:
+            each.make_cache(blocks + 1, config.block_size)
+        return blocks
 
     def _make_adapters(self, config: ServeConfig, lora: LoraInfo, dtype: torch.dtype) -> AdapterTable:
         pinned = self.device.type == "cuda"

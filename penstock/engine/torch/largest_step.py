@@ -14,6 +14,7 @@ from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.speculation.speculation import MAX_FORCED
+from penstock.engine.torch.media.picture_encoder import encode_largest
 from penstock.engine.torch.model import LESS_WORK, PagedModel
 from penstock.engine.torch.model_runner import ModelRunner
 from penstock.engine.torch.out_of_memory import stating_shortage
@@ -29,7 +30,7 @@ def run_largest_steps(
     """Run two steps of ``max_num_batched_tokens`` prompt tokens: as many streams as possible, which have the
     most logits and sampling, and the longest streams, which have the most attention. Prompts are scored, and
     streams have drafts and adapters where these are enabled. Draft models run them as well, up to the
-    positions that they have.
+    positions that they have. Of a model that sees the largest picture is encoded.
 
     Models get a cache of the null block alone, which takes all keys and values;
     :meth:`PagedModel.make_cache` is to be called afterwards. Ranks that share a model's layers all call this.
@@ -45,6 +46,8 @@ def run_largest_steps(
         with stating_shortage(what, LESS_WORK, device):
             for start, count in (most_streams(config, longest), longest_streams(config, longest)):
                 _run(model, config, longest, device, start.astype(np.int32), count.astype(np.int32))
+        if model.sees:
+            encode_largest(model, config)
 
 
 def most_streams(config: ServeConfig, max_model_len: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

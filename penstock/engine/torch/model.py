@@ -36,7 +36,7 @@ from penstock.engine.torch.lora.lora_layers import LoraLayers
 from penstock.engine.torch.lora.lora_plan import LoraPlan
 from penstock.engine.torch.media.families import SEEING_FAMILIES
 from penstock.engine.torch.media.features import Features
-from penstock.engine.torch.media.parts import LanguagePart, PictureEncoder
+from penstock.engine.torch.media.language_part import LanguagePart
 from penstock.engine.torch.memory import DeviceMemory, release_memory
 from penstock.engine.torch.model_loader import Head, ModelShape, load_model
 from penstock.engine.torch.out_of_memory import stating_shortage
@@ -65,7 +65,7 @@ class PagedModel:
         head: Head = "text",
     ) -> None:
         """Load the weights; with ``experts``, only this rank's share of the experts. ``head``: one that makes
-        no text has none of :attr:`head`, one that sees has an :attr:`encoder`. Raises ConfigError
+        no text has none of :attr:`head`, one that sees also takes pictures. Raises ConfigError
         when they cannot be read."""
         from transformers import AttentionInterface
 
@@ -78,7 +78,7 @@ class PagedModel:
         self._kind: Head = head
         self._shape = shape
         self.dtype = dtype
-        self._device = device
+        self.device = device
         self._cache_size = 0, 0
         self._attention: PagedAttention | None = None
         self._graphs: DecodeGraphs | None = None
@@ -99,7 +99,7 @@ class PagedModel:
 
     def _load_weights(self) -> None:
         """Load the weights to the device, from files or, after sleep level 1, from host memory."""
-        with stating_shortage(f"loading the weights of {self._model_dir}", LESS_WEIGHTS, self._device):
+        with stating_shortage(f"loading the weights of {self._model_dir}", LESS_WEIGHTS, self.device):
             self._load()
         if self.lora is not None:
             self.lora.allocate()
@@ -111,7 +111,7 @@ class PagedModel:
                 self._model_dir,
                 self._config,
                 dtype=self.dtype,
-                device=self._device,
+                device=self.device,
                 attention=self._name,
                 experts=self._experts,
                 head=self._kind,
@@ -130,16 +130,16 @@ class PagedModel:
             if self._config.enable_lora:
                 self.lora = LoraLayers(model, self._config.max_loras, self._config.max_lora_rank)
             if self._config.batch_invariant:
-                refuse_device(self._device)
+                refuse_device(self.device)
                 self._multiple = make_invariant(model)
         else:
-            self._whole.to(self._device)
+            self._whole.to(self.device)
 
     def _make_head(self) -> LMHead:
         shape, projection = self._shape, self._model.get_output_embeddings()
 
         def make(projection: nn.Linear, fewest: int | None) -> LMHead:
-            return LMHead(projection, shape.logits_scale, shape.logits_softcap, self._device, fewest)
+            return LMHead(projection, shape.logits_scale, shape.logits_softcap, self.device, fewest)
 
         return make(projection, head_rows(make, projection) if self._config.batch_invariant else None)
 
@@ -149,11 +149,11 @@ class PagedModel:
         ConfigError when there is no memory for them."""
         self._cache_size = blocks, block_size
         self._graphs = None  # they refer to the cache before
-        with stating_shortage(f"allocating a KV cache of {blocks} blocks", LESS_CACHE, self._device):
+        with stating_shortage(f"allocating a KV cache of {blocks} blocks", LESS_CACHE, self.device):
             self._attention = self._make_attention(self._shape, blocks, block_size)
         tables = self._attention.tables
         if record and tables is not None:
-            with stating_shortage("recording CUDA graphs", LESS_CACHE, self._device):
+            with stating_shortage("recording CUDA graphs", LESS_CACHE, self.device):
                 self._warm_up(tables)
                 capture = self._find_capture()
                 if capture is not None:
@@ -172,19 +172,19 @@ class PagedModel:
     def make_passing_cache(self, blocks: int, block_size: int) -> PagedAttention:
         """Pages for :meth:`states`, ``blocks`` of them for all layers. Raises ConfigError when there is no
         memory for them."""
-        with stating_shortage(f"allocating {blocks} blocks of keys and values", LESS_WORK, self._device):
+        with stating_shortage(f"allocating {blocks} blocks of keys and values", LESS_WORK, self.device):
             return self._make_attention(self._shape.passing(), blocks, block_size)
 
     def _make_attention(self, shape: ModelShape, blocks: int, block_size: int) -> PagedAttention:
-        kernel, tables = find_kernel(self._device), None
+        kernel, tables = find_kernel(self.device), None
         if kernel is not None:
-            tables = DeviceTables(self._config.max_num_seqs, -(-self._longest // block_size), self._device)
+            tables = DeviceTables(self._config.max_num_seqs, -(-self._longest // block_size), self.device)
         return PagedAttention(
             shape,
             blocks,
             block_size,
             dtype=self.dtype,
-            device=self._device,
+            device=self.device,
             kernel=kernel,
             tables=tables,
             batch_invariant=self._config.batch_invariant,
@@ -196,7 +196,7 @@ class PagedModel:
         """None: decode steps are not recorded."""
         # ranks that split experts exchange within a forward pass as many tokens as each has
         allowed = self._can_record and self._experts is None and not self._config.enforce_eager
-        return find_capture(self._device) if allowed else None
+        return find_capture(self.device) if allowed else None
 
     def _record(self, capture: Capture, sizes: list[int]) -> DecodeGraphs | None:
         assert self.attention.tables is not None
@@ -206,7 +206,7 @@ class PagedModel:
             self.attention.tables,
             sizes=sizes,
             longest=self._longest,
-            device=self._device,
+            device=self.device,
         )
 
     def graph_bytes(self, memory: DeviceMemory) -> int:
@@ -214,7 +214,7 @@ class PagedModel:
         tables, capture = self.attention.tables, self._find_capture()
         if tables is None or capture is None:
             return 0
-        with stating_shortage("recording CUDA graphs", LESS_WORK, self._device):
+        with stating_shortage("recording CUDA graphs", LESS_WORK, self.device):
             self._warm_up(tables)
             size = measure_graphs(self._record, capture, self._sizes, memory)
         self._can_record = size is not None
@@ -240,7 +240,7 @@ class PagedModel:
             self._whole = self._model = self.lora = self.parameters = self._recorder = None
         else:
             self._whole.to("cpu")
-        release_memory(self._device)
+        release_memory(self.device)
 
     def wake_up(self) -> None:
         """Load the weights, allocate an empty KV cache and record graphs. Raises ConfigError when the weights
@@ -276,10 +276,15 @@ class PagedModel:
         return self._head
 
     @property
-    def encoder(self) -> PictureEncoder | None:
-        """Of pictures; None: the model takes text alone."""
+    def sees(self) -> bool:
+        """Whether the model takes pictures."""
+        return self._kind == "seeing"
+
+    @property
+    def whole(self) -> Any:
+        """transformers' model, with all the parts that it was loaded with."""
         assert self._whole is not None, "the model is asleep"
-        return PictureEncoder(self._whole) if self._kind == "seeing" else None
+        return self._whole
 
     @property
     def max_positions(self) -> int:
@@ -321,9 +326,9 @@ class PagedModel:
         reach = None
         if features is not None and SEEING_FAMILIES[self._whole.config.model_type].whole_spans:
             reach = features.reach(positions)
-        places, layout = attention.layout_of(batch, blocks, positions, self._device, reach)
+        places, layout = attention.layout_of(batch, blocks, positions, self.device, reach)
         if rotary is not None:
-            places = to_device(rotary, self._device)
+            places = to_device(rotary, self.device)
         return self.hidden(tokens, places, layout, rows, lora, features)
 
     def hidden(
@@ -343,7 +348,7 @@ class PagedModel:
         place of some tokens' embeddings.
         """
         if self._experts is not None:
-            self._experts.begin_forward(len(tokens), self._device)
+            self._experts.begin_forward(len(tokens), self.device)
         try:
             hidden = self._forward(tokens, positions, layout, lora, features).index_select(0, rows)
         finally:
@@ -354,7 +359,7 @@ class PagedModel:
     def states(self, batch: Batch, tokens: Tensor, blocks: BlockTables, pages: PagedAttention) -> Tensor:
         """[T, H]: the last hidden states of whole texts, which leave nothing in the cache. ``tokens``:
         int64[T], on the device; ``blocks``: of ``pages``, those of :meth:`make_passing_cache`."""
-        places, layout = pages.layout_of(batch, blocks, token_positions(batch), self._device)
+        places, layout = pages.layout_of(batch, blocks, token_positions(batch), self.device)
         kept, self._attention = self._attention, pages
         try:
             return self._forward(tokens, places, layout)[: len(tokens)]
@@ -405,10 +410,10 @@ class PagedModel:
         else:
             block_size = attention.keys[0].shape[2]
             layout = {
-                geometry.kv_heads: dummy_attention_metadata(block_size, geometry, self._device)
+                geometry.kv_heads: dummy_attention_metadata(block_size, geometry, self.device)
                 for geometry in attention.geometries
             }
-        zero = torch.zeros(1, dtype=torch.int64, device=self._device)
+        zero = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.hidden(zero, zero, layout, zero)
 
 

@@ -18,7 +18,6 @@ from penstock.engine.pooling.supported_encoders import SUPPORTED_ENCODERS
 from penstock.engine.torch.expert_parallel import IMPLEMENTATION, ExpertParallel
 from penstock.engine.torch.experts import pick_experts
 from penstock.engine.torch.host_reads import remove_host_reads
-from penstock.engine.torch.media.families import seeing_family
 from penstock.engine.torch.out_of_memory import is_out_of_memory
 from penstock.engine.torch.supported_models import TEXT_PARTS, WITH_EXPERTS, check_supported
 from penstock.engine.torch.transformers_imports import import_transformers, made_without_compiler
@@ -177,11 +176,6 @@ def read_config(model_dir: str, head: Head = "text") -> Any:
     return text
 
 
-def read_head(model_dir: str, config: ServeConfig) -> Head:
-    """What a model that makes text is loaded with."""
-    return "text" if seeing_family(Path(model_dir), config) is None else "seeing"
-
-
 def _ropes(described: dict[str, Any]) -> list[dict[str, Any]]:
     """A model's rotary embeddings, by the types of its layers if they differ."""
     ropes: dict[str, Any] = described.get("rope_parameters") or {}
@@ -198,9 +192,9 @@ def load_model(
     experts: ExpertParallel | None = None,
     head: Head = "text",
 ) -> Any:
-    """A transformers causal LM on ``device``, or its layers with another ``head``; one that sees has a causal
-    LM as a part (:class:`penstock.engine.torch.media.parts.LanguagePart`). ``attention``: the registered name
-    of the attention function for text. ``experts``: loads only this rank's share of the experts; None:
+    """A transformers causal LM on ``device``, or its layers with another ``head``; one that sees has such an
+    LM as a part (``media/language_part.py``). ``attention``: the registered name of the attention function
+    for text. ``experts``: loads only this rank's share of the experts; None:
     all.
 
     Raises ConfigError when the weights cannot be read, or do not match config.json.

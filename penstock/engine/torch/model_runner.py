@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.engine.base import StepRows
 from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
-from penstock.engine.media.spans import FeatureRows
+from penstock.engine.media.engine_media import EngineMedia
 from penstock.engine.sampling.metadata import SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.adapter_room import NO_PLACE
 from penstock.engine.schedule.batch import Batch, SampledRows
@@ -90,18 +90,17 @@ class ModelRunner:
         sampling: SamplingMetadata,
         device: torch.device,
         adapter_places: I32 | None = None,
-        pictures: Callable[[Batch], Iterable[tuple[FeatureRows, Tensor]]] | None = None,
+        media: EngineMedia | None = None,
     ) -> None:
         """``adapter_places`` int32[slots]: the place of each slot's adapter; None: the engine runs none.
-        ``pictures``: see :meth:`penstock.engine.media.engine_media.EngineMedia.features`; None: the model
-        takes text alone."""
+        ``media``: its pictures; None: it takes text alone."""
         self._model = model
         self._blocks = blocks
         self._table = sampling.table
         self._sampling = sampling
         self._device = device
         self._adapter_places = adapter_places
-        self._pictures = pictures
+        self._media = media
         self._last_lora: tuple[I32, LoraPlan | None] = np.zeros(0, np.int32), None
         """Places of the latest batch with adapters, and its plan: decodes have the same step after step."""
         self._last = torch.zeros(self._table.size, dtype=torch.int64, device=device)
@@ -177,7 +176,7 @@ class ModelRunner:
 
     def _features(self, batch: Batch) -> Features | None:
         """Those of pictures that the batch computes with; pictures are encoded for it."""
-        return None if self._pictures is None else Features.of(self._pictures(batch), self._device)
+        return None if self._media is None else Features.of(self._media.features(batch), self._device)
 
     def _inputs(
         self, owners: NDArray[np.intp], positions: NDArray[np.int64], *more: NDArray[np.intp]

@@ -15,6 +15,7 @@ import transformers
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import StepRows
+from penstock.engine.media.page_supply import PageSupply
 from penstock.engine.torch.engine import TorchEngine
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
@@ -296,9 +297,11 @@ SMALL_ENGINE: dict[str, Any] = {
 }
 
 
-def make_engine(directory: Path | str, draft_dir: str | None = None, **options: Any) -> TorchEngine:
+def make_engine(
+    directory: Path | str, draft_dir: str | None = None, pages: PageSupply | None = None, **options: Any
+) -> TorchEngine:
     config = ServeConfig(**(SMALL_ENGINE | options))
-    return TorchEngine(config, str(directory), lambda text, fraction: None, draft_dir=draft_dir)
+    return TorchEngine(config, str(directory), lambda text, fraction: None, draft_dir=draft_dir, pages=pages)
 
 
 def submit(

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
 
-from tests.engine.torch.harness import DEVICE, IMAGE, VOCAB
+from penstock.media.pages import PageFacts
+from penstock.media.store import MediaStore
+from penstock.wire.media.items import MediaItem
+from penstock.wire.messages import Submit
+from tests.engine.torch.harness import DEVICE, IMAGE, VOCAB, submit
 
 Arrays = dict[str, NDArray[Any]]
 MARKS = VOCAB - 2, VOCAB - 3
@@ -47,15 +52,43 @@ class Picture(NamedTuple):
     key: bytes
     arrays: Arrays
     ids: list[int]
+    """Tokens in the place of its placeholder."""
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        found = self.arrays.get("image_grid_thw")
+        return () if found is None else tuple(found[0].tolist())
 
 
-def picture(family: str, number: int) -> Picture:
-    arrays, ids = FAMILIES[family](np.random.default_rng(number))
+Prompt = Sequence[int | Picture]
+
+
+def picture(kind: str, number: int) -> Picture:
+    """A random picture for models of a family."""
+    arrays, ids = FAMILIES[kind](np.random.default_rng(number))
     return Picture(number.to_bytes(16, "little"), arrays, ids)
 
 
+def seal(store: MediaStore, given: Picture) -> int:
+    """Put a picture into a store. Returns the bytes of its file."""
+    facts = PageFacts(np.array(given.ids, "<i4").tobytes(), given.ids.count(IMAGE), given.grid)
+    with store.write(given.key, facts, given.arrays) as lease:
+        return lease.size
+
+
+def asking(store: MediaStore, stream: int, prompt: Prompt, **options: Any) -> Submit:
+    """A request, whose pictures are put into the store."""
+    media: list[MediaItem] = []
+    at = 0
+    for part in prompt:
+        if isinstance(part, Picture):
+            media.append(MediaItem(part.key, at, len(part.ids), seal(store, part), part.grid))
+        at += len(part.ids) if isinstance(part, Picture) else 1
+    return msgspec.structs.replace(submit(stream, flat(prompt), **options), media=tuple(media))
+
+
 @torch.inference_mode()
-def generated(model: transformers.PreTrainedModel, prompt: Sequence[int | Picture], tokens: int) -> list[int]:
+def generated(model: transformers.PreTrainedModel, prompt: Prompt, tokens: int) -> list[int]:
     """The continuation of a prompt by transformers itself."""
     ids = torch.tensor([flat(prompt)], device=DEVICE)
     pictures = [part for part in prompt if isinstance(part, Picture)]
@@ -71,7 +104,7 @@ def generated(model: transformers.PreTrainedModel, prompt: Sequence[int | Pictur
     return continued
 
 
-def flat(prompt: Sequence[int | Picture]) -> list[int]:
+def flat(prompt: Prompt) -> list[int]:
     """Token ids of texts and pictures."""
     return [token for part in prompt for token in (part.ids if isinstance(part, Picture) else [part])]
 

@@ -1,4 +1,4 @@
-"""The parts of a model with image input, as transformers has loaded it."""
+"""Features of pictures, as transformers makes them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.torch.media.families import SEEING_FAMILIES
+from penstock.engine.torch.media.picture_encoder import PictureEncoder
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_loader import read_shape
 from tests.engine.torch.harness import DEVICE, IMAGE, SMALL_ENGINE, make_model
@@ -28,15 +29,14 @@ def test_each_family_that_sees_is_tested() -> None:
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_features_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     model = make_model(kind, tmp_path)
-    encoder = paged(tmp_path).encoder
-    assert encoder is not None
+    encoder = PictureEncoder(paged(tmp_path))
     assert encoder.token == IMAGE
     for number in range(2):
         given = picture(kind, number)
         with torch.inference_mode():
             parts = model.get_image_features(**together([given]), return_dict=True).pooler_output
-        features = encoder.encode(given.arrays)
+        features = encoder.features(given.arrays)
         assert len(features) == given.ids.count(IMAGE)
         torch.testing.assert_close(features, torch.cat([part.reshape(-1, 32) for part in parts]))
         writable = given.arrays["pixel_values"].copy()
-        assert torch.equal(encoder.encode({**given.arrays, "pixel_values": writable[0]}), features)
+        assert torch.equal(encoder.features({**given.arrays, "pixel_values": writable[0]}), features)
