@@ -50,7 +50,7 @@ LONG_FUNCTIONS = {
     "penstock.engine.loop.process.__init__": 68,
     "penstock.engine.torch.cuda.kernels._attend": 120,
     "penstock.engine.torch.cuda.kernels._launch": 79,
-    "penstock.engine.torch.engine.__init__": 98,
+    "penstock.engine.torch.engine.__init__": 97,
     "penstock.gateway.assembly.assemble": 104,
     "penstock.supervisor.main.serve": 77,
 }

@@ -10,10 +10,12 @@ import msgspec
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import Engine
+from penstock.engine.media.page_supply import PageSupply
 from penstock.engine.pooling.beside_text import TextAndVectors
 from penstock.engine.pooling.description import PoolingDescription, describe_pooling
 from penstock.engine.pooling.engine import PoolingEngine
 from penstock.engine.vocabulary import read_vocab_size
+from penstock.media.store import MediaStore
 from penstock.wire.control import Launch
 from penstock.wire.messages import EngineInfo
 from penstock.wire.sockets import process_group_spec
@@ -50,12 +52,20 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
         draft_dir=launch.draft_dir,
         rank=launch.index,
         group=group,
+        pages=_page_supply(launch),
     )
     if described is None:
         return text
     from penstock.engine.torch.pooling.decoders import beside
 
     return beside(config, text, described, launch.model_dir)
+
+
+def _page_supply(launch: Launch) -> PageSupply | None:
+    """Pages of pictures from the host's store; None: there is none."""
+    if launch.media_dir is None:
+        return None
+    return PageSupply(MediaStore(launch.media_dir, launch.media_capacity))
 
 
 def _synthetic_engine(

@@ -18,6 +18,7 @@ _TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*",
+    "*processor_config.json",
     "config.json",
     "generation_config.json",
     "*quant*_config.json",
