@@ -191,7 +191,7 @@ class GenerationRoutes:
                 prompts = self._tokenize(plan)
             if prompts is None:
                 prompts = await self.in_thread(request, _characters(plan), self._tokenize_all, plan)
-            plan.prompts = ()  # nor are their texts
+            plan.prompts = plan.image_parts = ()  # nor are their texts
             if dialect.renders:
                 await self._sender.send_json(
                     request, dialect.rendered(plan, prompts, request.request_id, self._context)
@@ -238,7 +238,7 @@ class GenerationRoutes:
         if not plan.images:
             return
         assert self._media is not None, "a model without pictures has no plans with them"
-        (images, parts), plan.images, plan.image_parts = (plan.images, plan.image_parts), (), ()
+        images, parts, plan.images = plan.images, plan.image_parts, ()
         plan.pictures = pictures = self._media.pictures()
         request.pictures = (*request.pictures, pictures)
         salt = plan.cache_salt or ""
@@ -290,6 +290,7 @@ class GenerationRoutes:
         if prompts[0].length <= compaction.threshold:
             return plan, prompts
         planned = self._salted(await self.in_thread(request, size, compaction.summary_plan), info)
+        planned.image_parts = plan.image_parts
         await self._prepare_images(request, planned)
         asked = await self.in_thread(request, _characters(planned), self._tokenize_all, planned)
         answer = dialect.reply_format(plan, request.request_id)
@@ -306,7 +307,10 @@ class GenerationRoutes:
         self.check_open()
         text = format.text if error is None else ""
         resumed = await self.in_thread(request, size, compaction.resumed, Summary(text, collected.usage()))
-        return (plan, prompts) if resumed is None else (self._salted(resumed, info), None)
+        if resumed is None:
+            return plan, prompts
+        resumed.image_parts = plan.image_parts
+        return self._salted(resumed, info), None
 
     def _lengths(self, plan: RequestPlan, threshold: int) -> list[Prompt]:
         """The prompts of a plan; one that is too long for the context, and longer than ``threshold``, has no
@@ -630,9 +634,9 @@ class GenerationRoutes:
                 "truncate_prompt_tokens: a prompt with images cannot be cut; leave it out.",
                 param="truncate_prompt_tokens",
             )
-        where = pictures.placed(text)
-        encoded, _ = self._encoder.encode(where.text, plan.add_special_tokens, plan.cache_salt, plan.turn)
-        ids, media, routed = pictures.splice(encoded, where)
+        ids, media, routed = pictures.encode(
+            self._encoder, text, plan.add_special_tokens, plan.cache_salt, plan.turn
+        )
         return Prompt(ids, len(ids) // 4, plan.echo_text, media=media, routed=routed)
 
     def _check_text(self, plan: RequestPlan, text: str) -> None:

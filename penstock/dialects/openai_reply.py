@@ -250,7 +250,11 @@ def _event_fields(object: str, created: int, model: str, show_tier: bool) -> byt
 
 def usage_field(usage: TokenUsage) -> dict[str, Any]:
     """The usage object of an event."""
-    details = None if usage.cached_tokens is None else {"cached_tokens": usage.cached_tokens}
+    details: dict[str, Any] | None = None
+    if usage.cached_tokens is not None:
+        details = {"cached_tokens": usage.cached_tokens}
+    if usage.image_tokens:
+        details = {**(details or {}), "image_tokens": usage.image_tokens}
     fields: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
@@ -266,6 +270,7 @@ def whole_usage_field(usage: TokenUsage) -> dict[str, Any]:
     """The usage object of a whole reply."""
     fields = usage_field(usage)
     if fields["prompt_tokens_details"] is not None:
-        fields["prompt_tokens_details"] |= {"created_cache_tokens": None, "multimodal_tokens": None}
+        of_images = {"image": usage.image_tokens} if usage.image_tokens else None
+        fields["prompt_tokens_details"] |= {"created_cache_tokens": None, "multimodal_tokens": of_images}
     fields.setdefault("completion_tokens_details", None)
     return fields

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 
+from penstock.generation.media.source import ImageSource
 from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.turn_memory import NextTurn
@@ -265,6 +266,8 @@ class CountedPrompt(NamedTuple):
     prompt: str
     add_special_tokens: bool
     cache_salt: str | None = None
+    images: Sequence[ImageSource] = ()
+    """The pictures that it shows, in its order."""
 
 
 class TokenCounter(ABC):

@@ -14,12 +14,17 @@ from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.gemini.dialect import Gemini, GeminiTokenCounter
 from penstock.dialects.messages.dialect import Messages
 from penstock.dialects.ollama.dialect import OllamaChat, OllamaGenerate
+from penstock.dialects.openai_reply import usage_field, whole_usage_field
 from penstock.dialects.responses.dialect import Responses
+from penstock.dialects.tokens.render import Render
 from penstock.generation.dialect import RequestInfo
 from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.generation.replies.reply import Prompt
+from penstock.generation.replies.token_usage import TokenUsage
 from penstock.generation.request.unsupported_content import IMAGE_FOLLOWS
 from penstock.http.errors import ApiError
+from penstock.wire.media.items import MediaItem
 from penstock.wire.media.worker import MediaDescription
 from tests.generation.planning import tiny_input_processor
 
@@ -397,3 +402,23 @@ def test_texts_that_look_like_pictures_are_none() -> None:
     plan = apis()["chat"](user(IMAGE, "<image>"))
     assert len(plan.images) == 1
     assert str(plan.prompts[0]).count("<image>") == 1
+
+
+def test_render_routes_refuse_pictures() -> None:
+    processor = tiny_input_processor(
+        template=ChatTemplate({"default": TEMPLATE}, {}), media=MediaDescription("<image>")
+    )
+    render = Render(ChatCompletions(ServeConfig(), processor))
+    with pytest.raises(ApiError, match="no images; send the conversation to /v1/chat/completions") as caught:
+        render.plan(json.dumps({"messages": user(IMAGE)}).encode())
+    assert caught.value.param == f"{PLACE}.image_url"
+
+
+def test_usage_has_the_tokens_of_pictures() -> None:
+    usage = TokenUsage(9, 2, 3, image_tokens=4)
+    assert usage_field(usage)["prompt_tokens_details"] == {"cached_tokens": 3, "image_tokens": 4}
+    assert whole_usage_field(usage)["prompt_tokens_details"]["multimodal_tokens"] == {"image": 4}
+    assert "image_tokens" not in usage_field(TokenUsage(9, 2, 3))["prompt_tokens_details"]
+    assert usage.plus(usage).image_tokens == 8
+    prompt = Prompt(b"", 9, media=(MediaItem(b"k" * 16, 1, 4, 1), MediaItem(b"l" * 16, 6, 2, 1)))
+    assert prompt.image_tokens == 6

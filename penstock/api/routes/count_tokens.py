@@ -8,9 +8,10 @@ from functools import partial
 from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.generate import MAX_LOOK_UPS
-from penstock.api.routes.tokenize import MAX_TOKENS
+from penstock.api.routes.tokenize import MAX_TOKENS, EncodedPrompts
 from penstock.config.serve import ServeConfig
-from penstock.generation.dialect import LookedUp, RequestInfo, TokenCounter
+from penstock.generation.dialect import CountedPrompt, LookedUp, RequestInfo, TokenCounter
+from penstock.generation.media.preparation import PicturePreparation
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.tokenizer import INLINE_SLOW
 from penstock.http.errors import ApiError
@@ -21,10 +22,16 @@ class CountTokensRoutes:
     """Counts as a request for generation would: same rendering, same tokenizer, same cache of segments."""
 
     def __init__(
-        self, config: ServeConfig, encoder: PromptEncoder, max_model_len: int, large: ByteBudget
+        self,
+        config: ServeConfig,
+        encoder: PromptEncoder,
+        max_model_len: int,
+        large: ByteBudget,
+        media: PicturePreparation | None = None,
     ) -> None:
-        """``large``: for requests that threads work on."""
+        """``large``: for requests that threads work on. ``media``: see :class:`EncodedPrompts`."""
         self._config = config
+        self._prompts = EncodedPrompts(encoder, large, media)
         self._encoder = encoder
         self._most = max(MAX_TOKENS, max_model_len)
         self._large = large
@@ -57,14 +64,21 @@ class CountTokensRoutes:
     ) -> bytes:
         """The reply's body; ``size``: bytes that there are to read."""
         if size <= INLINE_SLOW:
-            return self._counted(counter, body, info, found)
-        counted = self._large.run_in_thread(size, self._counted, counter, body, info, found)
-        return await request.http.unless_gone(counted)
+            counted = self._counted(counter, body, info, found)
+        else:
+            waiting = self._large.run_in_thread(size, self._counted, counter, body, info, found)
+            counted = await request.http.unless_gone(waiting)
+        if isinstance(counted, CountedPrompt):
+            text, special, salt, images = counted
+            ids = await self._prompts.with_pictures(request, text, special, salt or "", images)
+            counted = len(ids) // 4
+        return counter.reply(counted)
 
     def _counted(
         self, counter: TokenCounter, body: bytes, info: RequestInfo, found: LookedUp | None
-    ) -> bytes:
-        text, add_special_tokens, cache_salt = counter.prompt(body, info, found)
+    ) -> int | CountedPrompt:
+        """The number of tokens; a prompt with pictures, which are to be prepared before."""
+        text, add_special_tokens, cache_salt, images = counter.prompt(body, info, found)
         if self._encoder.tokenizer.is_longer(text, self._most):
             raise ApiError(
                 400,
@@ -73,5 +87,7 @@ class CountTokensRoutes:
             )
         if info.tenant is not None and not self._config.shared_prefix_cache:
             cache_salt = info.tenant + (cache_salt or "")
+        if images:
+            return CountedPrompt(text, add_special_tokens, cache_salt, images)
         _, count = self._encoder.encode(text, add_special_tokens, cache_salt)
-        return counter.reply(count)
+        return count

@@ -112,9 +112,11 @@ def model_list(
     cards += [
         by_name[name] | {"id": alias, "parent": name} for alias, name in aliases.items() if name in by_name
     ]
-    if model_info.tasks:
-        for card in cards:
+    for card in cards:
+        if model_info.tasks:
             card["tasks"] = model_info.tasks
+        if model_info.takes_images:
+            card["input_modalities"] = ["text", "image"]
     return {"object": "list", "data": cards}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,6 +14,8 @@ from penstock.api.byte_budget import ByteBudget
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat import request_schema as chat
 from penstock.generation.input_processor import InputProcessor, opens_turn
+from penstock.generation.media.preparation import PicturePreparation
+from penstock.generation.media.source import ImageSource
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.prompts import check_vocabulary
 from penstock.generation.prompt.tokenizer import INLINE_SLOW
@@ -21,6 +23,8 @@ from penstock.generation.request.schemas import JsonObject, Message, PromptToken
 from penstock.http.errors import ApiError, encode_json
 from penstock.http.request import beyond_option
 from penstock.wire.arrays import I32
+
+Made = TypeVar("Made")
 
 MAX_TOKENS = 1 << 19
 """Maximum tokens of a text that is tokenized or counted, unless the context is longer."""
@@ -72,6 +76,37 @@ class TokenizePlan(NamedTuple):
     """The field that the text is from."""
     prefix: bytes = b""
     """Token ids before the text, as int32."""
+    images: Sequence[ImageSource] = ()
+    """The pictures that it shows."""
+
+
+class EncodedPrompts:
+    """Prompts as their ids, those of their pictures included."""
+
+    def __init__(self, encoder: PromptEncoder, large: ByteBudget, media: PicturePreparation | None) -> None:
+        """``large``: for prompts that threads work on. ``media``: without, no prompt has pictures."""
+        self.encoder = encoder
+        self._large = large
+        self._media = media
+
+    async def with_pictures(
+        self,
+        request: ApiRequest,
+        text: str,
+        add_special_tokens: bool,
+        salt: str,
+        images: Sequence[ImageSource],
+    ) -> bytes:
+        """The ids of a prompt that shows ``images``. Raises ApiError."""
+        assert self._media is not None, "a model without pictures has no prompts with them"
+        pictures = self._media.pictures()
+        try:
+            await request.http.unless_gone(pictures.prepare(images, salt))
+            encode = partial(pictures.encode, self.encoder, text, add_special_tokens, salt or None)
+            made = await request.http.unless_gone(self._large.run_in_thread(len(text), encode))
+            return made.ids
+        finally:
+            pictures.release()
 
 
 def _json_list(ids: I32, items: Callable[[list[int]], Sequence[object]]) -> bytes:
@@ -89,8 +124,10 @@ class TokenizeRoutes:
         encoder: PromptEncoder,
         config: ServeConfig,
         large: ByteBudget,
+        media: PicturePreparation | None = None,
     ) -> None:
-        """``large``: for requests that threads work on."""
+        """``large``: for requests that threads work on. ``media``: see :class:`EncodedPrompts`."""
+        self._prompts = EncodedPrompts(encoder, large, media)
         self._shared_prefix_cache = config.shared_prefix_cache
         self._processor = processor
         self._encoder = encoder
@@ -103,22 +140,29 @@ class TokenizeRoutes:
 
     async def tokenize(self, request: ApiRequest) -> None:
         salt = None if self._shared_prefix_cache else request.tenant
-        await self._answer(request, partial(self.tokenized, cache_salt=salt))
-
-    async def detokenize(self, request: ApiRequest) -> None:
-        await self._answer(request, self.detokenized)
-
-    async def _answer(self, request: ApiRequest, handle: Callable[[bytes], bytes]) -> None:
         body = await request.http.read_json(self._max_request_bytes, beyond_option)
-        if len(body) <= INLINE_SLOW:
-            reply = handle(body)
-        else:
-            made = self._large.run_in_thread(len(body), handle, body)
-            reply = await request.http.unless_gone(made)
+        reply = await self._made(request, len(body), self.tokenized, body, salt)
+        if isinstance(reply, TokenizePlan):
+            text, special, salt = reply.text, reply.add_special_tokens, salt or ""
+            ids = await self._prompts.with_pictures(request, text, special, salt, reply.images)
+            reply = await self._made(request, len(ids), self._listed, reply, ids)
         await request.http.reply_json(reply)
 
-    def tokenized(self, body: bytes, cache_salt: str | None = None) -> bytes:
-        """The reply of /tokenize. ``cache_salt``: of the ids that are kept. Raises ApiError."""
+    async def detokenize(self, request: ApiRequest) -> None:
+        body = await request.http.read_json(self._max_request_bytes, beyond_option)
+        await request.http.reply_json(await self._made(request, len(body), self.detokenized, body))
+
+    async def _made(
+        self, request: ApiRequest, size: int, make: Callable[..., Made], *arguments: object
+    ) -> Made:
+        """What ``make`` makes of so many bytes, in a thread if they are many."""
+        if size <= INLINE_SLOW:
+            return make(*arguments)
+        return await request.http.unless_gone(self._large.run_in_thread(size, make, *arguments))
+
+    def tokenized(self, body: bytes, cache_salt: str | None = None) -> bytes | TokenizePlan:
+        """The reply of /tokenize; the plan of a prompt with pictures, which are to be prepared before.
+        ``cache_salt``: of the ids that are kept. Raises ApiError."""
         plan = self.tokenize_plan(body)
         most = max(MAX_TOKENS, self._processor.model_info.max_model_len)
         if self._tokenizer.is_longer(plan.text, most):
@@ -127,9 +171,16 @@ class TokenizeRoutes:
                 f"{plan.field} has at least {most + 1} tokens, at most {most} are allowed.",
                 param=plan.field,
             )
+        if plan.images:
+            return plan
         # routers ask for the ids of a conversation before they send it: it is encoded once
         encoded, _ = self._encoder.encode(plan.text, plan.add_special_tokens, cache_salt)
-        ids = np.frombuffer(plan.prefix + encoded, np.int32)
+        return self._listed(plan, plan.prefix + encoded)
+
+    def _listed(self, plan: TokenizePlan, encoded: bytes) -> bytes:
+        """The reply for a prompt with these ids. Raises ApiError."""
+        most = max(MAX_TOKENS, self._processor.model_info.max_model_len)
+        ids = np.frombuffer(encoded, np.int32)
         if len(ids) > most:
             raise ApiError(
                 400, f"{plan.field} has {len(ids)} tokens, at most {most} are allowed.", param=plan.field
@@ -167,8 +218,9 @@ class TokenizeRoutes:
             tools=request.tools,
             variables=request.chat_template_kwargs,
         )
-        special = bool(special) and not prefix
-        return TokenizePlan(text, special, bool(request.return_token_strs), "messages", prefix)
+        content.note_shown(request.messages)
+        special, strings = bool(special) and not prefix, bool(request.return_token_strs)
+        return TokenizePlan(text, special, strings, "messages", prefix, content.shown_images)
 
     def detokenize_plan(self, body: bytes) -> list[int]:
         """Check a body of /detokenize; returns its token ids. Raises ApiError."""

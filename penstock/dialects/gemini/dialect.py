@@ -195,7 +195,8 @@ class GeminiTokenCounter(TokenCounter):
             )
         except ApiError as error:
             raise renamed(error, _NAMES) from None
-        return CountedPrompt(text, add_special_tokens=False)
+        content.note_shown(chat.messages)
+        return CountedPrompt(text, add_special_tokens=False, images=content.shown_images)
 
     def reply(self, count: int) -> bytes:
         return b'{"totalTokens":%d}' % count

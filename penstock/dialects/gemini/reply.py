@@ -165,13 +165,18 @@ class GeminiReply(ReplyFormat):
         return candidate if logprobs is None else candidate | _logprobs(logprobs)
 
 
-def _usage(usage: TokenUsage) -> dict[str, int]:
+def _usage(usage: TokenUsage) -> dict[str, Any]:
     thoughts = usage.reasoning_tokens or 0
-    counts = {
+    counts: dict[str, Any] = {
         "promptTokenCount": usage.prompt_tokens,
         "candidatesTokenCount": usage.completion_tokens - thoughts,
         "totalTokenCount": usage.prompt_tokens + usage.completion_tokens,
     }
+    if usage.image_tokens:
+        kinds = {"TEXT": usage.prompt_tokens - usage.image_tokens, "IMAGE": usage.image_tokens}
+        counts["promptTokensDetails"] = [
+            {"modality": kind, "tokenCount": count} for kind, count in kinds.items()
+        ]
     if usage.cached_tokens:
         counts["cachedContentTokenCount"] = usage.cached_tokens
     return counts | {"thoughtsTokenCount": thoughts} if thoughts else counts

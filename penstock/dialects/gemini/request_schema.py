@@ -19,7 +19,10 @@ _SNAKE = re.compile(
     rb'|auto_truncate)"(?=\s*:)'
 )
 _UNUSED = about("Not used.")
-_UNSEEN = about("Not seen: the model is told that it cannot see it.")
+_MEDIA = about(
+    "An image: {mimeType, data} with base64, or {mimeType, fileUri} with an https: URL. The model is told of "
+    "what it cannot see."
+)
 
 
 def camel_case(body: bytes) -> bytes:
@@ -39,7 +42,7 @@ class GeminiResponse(msgspec.Struct, kw_only=True):
         None
     )
     id: str | None = None
-    parts: Annotated[list[JsonObject] | None, _UNSEEN] = None
+    parts: Annotated[list[JsonObject] | None, _MEDIA] = None
     willContinue: Annotated[Any, _UNUSED] = None
     scheduling: Annotated[Any, _UNUSED] = None
 
@@ -52,8 +55,8 @@ class GeminiPart(msgspec.Struct, kw_only=True):
     thoughtSignature: Annotated[str | None, about("As it was returned; never an error.")] = None
     functionCall: GeminiCall | None = None
     functionResponse: GeminiResponse | None = None
-    inlineData: Annotated[JsonObject | None, _UNSEEN] = None
-    fileData: Annotated[JsonObject | None, _UNSEEN] = None
+    inlineData: Annotated[JsonObject | None, _MEDIA] = None
+    fileData: Annotated[JsonObject | None, _MEDIA] = None
     executableCode: Any = None
     codeExecutionResult: Any = None
     videoMetadata: Annotated[Any, _UNUSED] = None

@@ -95,7 +95,7 @@ class BlockTexts:
 def unsupported(kind: Any, field: str) -> ApiError:
     return ApiError(
         400,
-        f"{field}: blocks of type {shown(kind)!r} are not supported by this server, which takes text only.",
+        f"{field}: blocks of type {shown(kind)!r} are not supported by this server.",
         param=field,
     )
 

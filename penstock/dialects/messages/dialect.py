@@ -255,8 +255,9 @@ class MessagesTokenCounter(TokenCounter):
         request = self._decoder.decode(body)
         self._processor.require_model(request.model)
         summaries = SignedSummaries(self._seals, info.tenant or "")
-        text = _conversation(self._processor, request, summaries).text
-        return CountedPrompt(text, add_special_tokens=False)
+        conversation = _conversation(self._processor, request, summaries)
+        images = conversation.content.shown_images
+        return CountedPrompt(conversation.text, add_special_tokens=False, images=images)
 
     def reply(self, count: int) -> bytes:
         return b'{"input_tokens":%d}' % count

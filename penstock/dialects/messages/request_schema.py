@@ -21,15 +21,18 @@ class InnerBlock(msgspec.Struct, kw_only=True):
     type: Annotated[
         str,
         about(
-            "text, document, search_result or tool_reference, or image, which the model is told that it "
-            "cannot see; others are unsupported."
+            "text, image, document, search_result or tool_reference; others are unsupported. A model "
+            "without vision is told that it cannot see images."
         ),
     ]
     text: str | None = None
     tool_name: Annotated[str | None, about("Of a tool_reference.")] = None
     source: Annotated[
         str | JsonObject | None,
-        about("Of a document: its text or blocks; the model is told that it cannot see others. Of an image."),
+        about(
+            "Of an image: base64 with media_type and data, or url. Of a document: its text or blocks; the "
+            "model is told that it cannot see others."
+        ),
     ] = None
     content: Annotated[str | list[JsonObject] | JsonObject | None, about("Of a search result.")] = None
     title: str | None = None
@@ -44,8 +47,9 @@ class ContentBlock(msgspec.Struct, kw_only=True):
     type: Annotated[
         str,
         about(
-            "text, tool_use, tool_result, thinking, redacted_thinking, document, search_result or "
-            "tool_reference, or image, which the model is told that it cannot see; others are unsupported."
+            "text, image, tool_use, tool_result, thinking, redacted_thinking, document, search_result or "
+            "tool_reference; others are unsupported. A model without vision is told that it cannot see "
+            "images."
         ),
     ]
     text: str | None = None
@@ -65,7 +69,10 @@ class ContentBlock(msgspec.Struct, kw_only=True):
     data: Annotated[Any, about("Of redacted_thinking. Not used.")] = None
     source: Annotated[
         str | JsonObject | None,
-        about("Of a document: its text or blocks; the model is told that it cannot see others. Of an image."),
+        about(
+            "Of an image: base64 with media_type and data, or url. Of a document: its text or blocks; the "
+            "model is told that it cannot see others."
+        ),
     ] = None
     title: str | None = None
     context: str | None = None

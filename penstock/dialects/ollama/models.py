@@ -71,6 +71,7 @@ class OllamaModels(DescribingRoute):
         generates = self._processor.model_info.generates
         able = {
             "completion": generates,
+            "vision": self._processor.model_info.takes_images,
             "tools": generates and format.calls_tools,
             "thinking": generates and format.reasoning is not None,
             "embedding": "embed" in card.get("tasks", ()),

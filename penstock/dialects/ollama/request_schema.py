@@ -65,7 +65,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
     role: Annotated[str, about("system, user, assistant or tool.")]
     content: str | None = None
     thinking: Annotated[str | None, about("The reasoning of an assistant's message.")] = None
-    images: Annotated[list[str] | None, about("Not seen: the model is told that it cannot see them.")] = None
+    images: Annotated[list[str] | None, about("Base64. A model without vision is told of them.")] = None
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: Annotated[str | None, about("Of a tool's result: the function that was called.")] = None
     tool_call_id: Annotated[str | None, about("Of a tool's result: the call that it answers.")] = None
@@ -106,7 +106,7 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     prompt: Annotated[str | None, about("What to answer; absent or empty: nothing is generated.")] = None
     system: Annotated[str | None, about("The system prompt; not with raw.")] = None
     raw: Annotated[bool | None, about("true: complete the prompt as it is, without the template.")] = None
-    images: Annotated[list[str] | None, about("Not seen: the model is told that it cannot see them.")] = None
+    images: Annotated[list[str] | None, about("Base64. A model without vision is told of them.")] = None
     suffix: str | None = None
     template: str | None = None
     context: list[int] | None = None

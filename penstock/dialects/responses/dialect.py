@@ -270,8 +270,9 @@ class ResponsesTokenCounter(TokenCounter):
     def prompt(self, body: bytes, info: RequestInfo, found: Any) -> CountedPrompt:
         request = self._decoder.decode(body)
         self._processor.check_model(request.model)
-        text = self._prompts.prompt(request, found, info).text
-        return CountedPrompt(text, bool(request.add_special_tokens), request.cache_salt)
+        prompt = self._prompts.prompt(request, found, info)
+        images = prompt.conversation.unsupported.shown_images
+        return CountedPrompt(prompt.text, bool(request.add_special_tokens), request.cache_salt, images)
 
     def reply(self, count: int) -> bytes:
         return b'{"object":"response.input_tokens","input_tokens":%d}' % count

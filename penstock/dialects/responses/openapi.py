@@ -133,7 +133,7 @@ DESCRIPTION = ApiDescription(
             "Tokens of a response.",
             {
                 "input_tokens": COUNT,
-                "input_tokens_details": shape("Of the input.", {"cached_tokens": COUNT}),
+                "input_tokens_details": shape("Of the input.", {"cached_tokens": COUNT}, image_tokens=COUNT),
                 "output_tokens": COUNT,
                 "output_tokens_details": shape("Of the output.", {"reasoning_tokens": COUNT}),
                 "total_tokens": COUNT,

@@ -312,7 +312,8 @@ class ResponsesReply(ReplyFormat):
             usage = usage.plus(self._fields.compacted.usage)
         return {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0},
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0}
+            | ({"image_tokens": usage.image_tokens} if usage.image_tokens else {}),
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,

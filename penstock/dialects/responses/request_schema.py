@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.generation.request.schemas import GenerateRequest, JsonObject, about
+from penstock.generation.request.schemas import IMAGE_URL, GenerateRequest, JsonObject, about
 from penstock.generation.request.unsupported import COMMON, MUST_BE_ABSENT, UnsupportedField, absent
 
 
@@ -22,10 +22,10 @@ class ContentPart(msgspec.Struct, gc=False, omit_defaults=True):
     annotations: Annotated[Any, about("Not used.")] = None
     prompt_cache_breakpoint: Annotated[Any, about("Not used: the whole prompt is kept or not.")] = None
     logprobs: Annotated[Any, about("Not used.")] = None
-    image_url: Annotated[Any, about("Not used: the model is told that it cannot see the image.")] = None
-    detail: Annotated[Any, about("Not used.")] = None
-    input_audio: Annotated[Any, about("Not used, likewise.")] = None
-    file_id: Annotated[Any, about("Not used, likewise.")] = None
+    image_url: Annotated[Any, about(f"Of an input_image. {IMAGE_URL}")] = None
+    detail: Annotated[Any, about("Of an input_image: auto, low, high or original.")] = None
+    input_audio: Annotated[Any, about("Not used: the model is told that it cannot hear it.")] = None
+    file_id: Annotated[Any, about("Not served: there are no files.")] = None
     file_data: Annotated[Any, about("Not used, likewise.")] = None
     file_url: Annotated[Any, about("Not used, likewise.")] = None
     filename: Annotated[Any, about("Not used, likewise.")] = None
@@ -62,7 +62,7 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     acknowledged_safety_checks: Annotated[Any, about("Of a computer_call_output. Not used.")] = None
     action: Annotated[Any, about("Of a computer_call; of an image_generation_call, not used.")] = None
     actions: Annotated[Any, about("Of a computer_call.")] = None
-    result: Annotated[Any, about("Of an image_generation_call: the model is told that it sees none.")] = None
+    result: Annotated[Any, about("Of an image_generation_call: the image, as base64.")] = None
     status: Annotated[str | None, about("Not used.")] = None
     phase: Annotated[str | None, about("Not used.")] = None
     caller: Annotated[Any, about("Not used.")] = None

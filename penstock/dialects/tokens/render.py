@@ -59,6 +59,13 @@ class Render(Dialect):
         request = self._dialect.decode(body)
         _UNSUPPORTED.check_fields(request)
         plan = self._dialect.plan_request(request, info)  # type: ignore[arg-type] # it has decoded it
+        if plan.images:
+            raise ApiError(
+                400,
+                f"{plan.images[0].field}: a request for token ids has no images; send the conversation to "
+                f"{self._dialect.path} itself.",
+                param=plan.images[0].field,
+            )
         plan.dialect_fields = request
         _constraint_fields(request, plan)  # raises errors before anything is tokenized
         return plan

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Sequence
 
 from penstock.generation.media.lifting import part_of
-from penstock.generation.media.placeholders import PlacedText, Spliced, placed, splice
+from penstock.generation.media.placeholders import Spliced, placed, splice
 from penstock.generation.media.source import ImageSource
+from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.tokenizer import Tokenizer
+from penstock.generation.prompt.turn_memory import NextTurn
 from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError
 from penstock.media.client import MediaClient, WantedPicture
@@ -74,12 +76,18 @@ class Pictures:
             self._held.append(prepared.key)
         return prepared
 
-    def placed(self, text: str) -> PlacedText:
-        """The text to tokenize."""
-        return placed(text, self._description)
-
-    def splice(self, ids: bytes, where: PlacedText) -> Spliced:
-        """The tokenized prompt with the pictures' tokens."""
+    def encode(
+        self,
+        encoder: PromptEncoder,
+        text: str,
+        add_special_tokens: bool,
+        cache_salt: str | None,
+        turn: NextTurn | None = None,
+    ) -> Spliced:
+        """The tokenized prompt with the pictures' tokens. The arguments: see :meth:`PromptEncoder.encode`.
+        Raises ApiError."""
+        where = placed(text, self._description)
+        ids, _ = encoder.encode(where.text, add_special_tokens, cache_salt, turn)
         return splice(ids, self._placeholder_id, where, self.prepared)
 
     def release(self) -> None:

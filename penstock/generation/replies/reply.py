@@ -135,6 +135,11 @@ class Prompt(msgspec.Struct, gc=False):
     routed: bytes = b""
     """With pictures: ``ids`` by which an engine is chosen, with the pictures' keys in their spans."""
 
+    @property
+    def image_tokens(self) -> int:
+        """How many of its tokens stand for pictures."""
+        return sum(item.length for item in self.media)
+
 
 @dataclass(slots=True)
 class Choice:

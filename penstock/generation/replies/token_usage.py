@@ -42,6 +42,8 @@ class TokenUsage(NamedTuple):
     """Prompt tokens found in the prefix cache; None: not reported."""
     reasoning_tokens: int | None = None
     """The part of the completion that is reasoning; None: reasoning is not parsed."""
+    image_tokens: int = 0
+    """The part of the prompt that stands for pictures."""
     times: RequestTimes | None = None
     """Of a request whose reply tells them."""
 
@@ -55,19 +57,21 @@ class TokenUsage(NamedTuple):
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             completion_tokens=self.completion_tokens + other.completion_tokens,
             cached_tokens=(self.cached_tokens or 0) + (other.cached_tokens or 0),
+            image_tokens=self.image_tokens + other.image_tokens,
             reasoning_tokens=(self.reasoning_tokens or 0) + (other.reasoning_tokens or 0),
         )
 
 
 def count_usage(choices: Sequence[Choice], cached_tokens: int) -> TokenUsage:
     """The usage of a request. A prompt counts once, whatever ``n`` is."""
-    prompts = {id(choice.prompt): choice.prompt.length for choice in choices}
+    prompts = {id(choice.prompt): choice.prompt for choice in choices}.values()
     reasoning = [
         each for choice in choices if (each := choice.reasoning_tokens(choice.generated)) is not None
     ]
     return TokenUsage(
-        sum(prompts.values()),
+        sum(prompt.length for prompt in prompts),
         sum(choice.generated for choice in choices),
         cached_tokens,
         sum(reasoning) if reasoning else None,
+        sum(prompt.image_tokens for prompt in prompts),
     )
