@@ -23,6 +23,7 @@ from penstock.config.bench import (
     BenchEngineConfig,
     BenchGatewayConfig,
     BenchHostConfig,
+    BenchImagesConfig,
     BenchRoutingConfig,
     BenchSessionConfig,
     BenchSpeculationConfig,
@@ -128,6 +129,13 @@ def run_embed(config: BenchEmbedConfig, origins: Origins) -> int:
     return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
 
 
+def run_images(config: BenchImagesConfig, origins: Origins) -> int:
+    """1 when a request failed or nothing could be measured."""
+    from penstock.bench.images.images_benchmark import measure, render
+
+    return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
+
+
 def run_start(config: BenchStartConfig, origins: Origins) -> int:
     """1 when nothing could be measured."""
     from penstock.bench.start_benchmark import measure, render
@@ -175,6 +183,12 @@ EMBED = Command(
     "Measure CPU time of API servers per request for vectors.",
     BenchEmbedConfig,
     run_embed,
+)
+IMAGES = Command(
+    ("bench", "images"),
+    "Measure what pictures cost, and whom they delay.",
+    BenchImagesConfig,
+    run_images,
 )
 START = Command(
     ("bench", "start"),

@@ -89,6 +89,12 @@ COMMANDS = (
         "Measure the CPU time of requests for vectors.",
         "EMBED",
     ),
+    CommandEntry(
+        ("bench", "images"),
+        "penstock.cli.bench",
+        "Measure what pictures cost, and whom they delay.",
+        "IMAGES",
+    ),
     CommandEntry(("bench", "start"), "penstock.cli.bench", "Measure what a server's start costs.", "START"),
     CommandEntry(
         ("bench", "gateway"), "penstock.cli.bench", "Measure the CPU time of the gateway.", "GATEWAY"

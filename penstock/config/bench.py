@@ -408,6 +408,38 @@ class BenchEmbedConfig:
 
 
 @option_group
+class BenchImagesConfig:
+    """Options of ``penstock bench images``."""
+
+    measure: Annotated[
+        list[Literal["repeated", "beside", "scaling", "killed"]],
+        option(
+            "What to measure. repeated: one picture sent again and again; beside: what pictures do to text "
+            "streams; scaling: two media workers beside one; killed: kill -9 under load.",
+            "Load",
+        ),
+    ] = field(default_factory=lambda: ["repeated", "beside", "scaling"])
+    megapixels: Annotated[float, option("Size of a picture.", "Load", gt=0, le=100)] = 4.0
+    requests: Annotated[
+        int, option("Requests with the one picture; of scaling a tenth.", "Load", ge=4, le=1 << 20)
+    ] = 1000
+    streams: Annotated[int, option("Text streams beside pictures.", "Load", ge=1, le=65536)] = 128
+    kills: Annotated[int, option("Processes to kill.", "Load", ge=1, le=1 << 16)] = 200
+    rounds: Rounds = 3
+    timeout: Timeout = 900.0
+    api_server_count: Annotated[int, option("API servers of the one picture.", "Server", ge=1, le=1024)] = 3
+    engines: Annotated[int, option("Their engines.", "Server", ge=1, le=1024)] = 2
+    media_workers: Annotated[int, option("Media workers.", "Server", ge=1, le=64)] = 1
+    image_tokens: Annotated[int, option("Maximum tokens of a picture.", "Server", ge=1, le=65536)] = 1024
+    server_args: ServerArgs = None
+    json: Report = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for arguments that a shell cannot parse."""
+        check_arguments("--server-args", self.server_args)
+
+
+@option_group
 class BenchStartConfig:
     """Options of ``penstock bench start``."""
 
