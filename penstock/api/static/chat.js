@@ -9,6 +9,7 @@ import { HistoryView } from "./history_view.js";
 import { errorOf, events, jsonBody, onKey, send } from "./http.js";
 import { askForKey } from "./key.js";
 import { MessageView } from "./message_view.js";
+import { offerPictures, startPictures, takePictures } from "./pictures.js";
 import { listModels, offerThinking, requestFields, setSystem, settingsError, startSettings, system } from "./settings.js";
 import { toolResults } from "./tool_results.js";
 
@@ -40,6 +41,7 @@ let following = true;
 
 export function startChat() {
   startSettings();
+  startPictures();
   byId("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     submit();
@@ -91,7 +93,9 @@ async function refresh() {
   if (models === served) return;
   models = served;
   try {
-    makesText = await listModels();
+    const can = await listModels();
+    makesText = can.text;
+    offerPictures(can.text && can.images && status.chat !== false);
   } catch {
     models = null; // the next reading tries again
     return;
@@ -106,10 +110,12 @@ function showNote() {
   notify(byId("chat-note"), makesText ? template : NO_TEXT);
 }
 
-function submit() {
+async function submit() {
+  if (running) return;
+  const pictures = await takePictures();
   const text = prompt.value;
-  if (running || !text.trim()) return;
-  conversation.add({ role: "user", text });
+  if (running || !(text.trim() || pictures.length)) return;
+  conversation.add({ role: "user", text, ...(pictures.length && { pictures }) });
   prompt.value = "";
   reply();
 }
@@ -179,7 +185,7 @@ function kept(mine = conversation) {
 function resend(message, text) {
   running?.abort();
   conversation.cut(message);
-  conversation.add({ role: "user", text });
+  conversation.add({ ...message, text });
   reply();
 }
 

@@ -6,8 +6,11 @@ import { load, save } from "./session.js";
 /** Tool calls of a reply, whose numbers are the server's. */
 const MAX_CALLS = 128;
 
+/** Characters of pictures that are kept with a conversation: the browser's storage has room for about four million. */
+const MAX_PICTURES = 1_000_000;
+
 /**
- * A message. `role`: user, assistant or tool. An assistant's has `state` (streaming, done, stopped, interrupted,
+ * A message. A user's may have `pictures`, {name, url} of each; without a url it was not kept. `role`: user, assistant or tool. An assistant's has `state` (streaming, done, stopped, interrupted,
  * failed), `reasoning`, `calls` (tool calls), `error`, `stats` and `finish`; a tool's has `callId`.
  */
 export class Conversation {
@@ -20,6 +23,7 @@ export class Conversation {
     this.deleted = false;
     for (const message of this.messages) {
       if (message.state === "streaming") message.state = "interrupted";
+      if (message.pictures) message.pictures = Array.isArray(message.pictures) ? message.pictures.filter(isPicture) : [];
       if (message.role === "assistant") message.calls = Array.isArray(message.calls) ? message.calls.filter(isCall) : [];
     }
   }
@@ -38,7 +42,15 @@ export class Conversation {
   save() {
     if (!this.messages.length || this.deleted) return { kept: true, dropped: 0 };
     this.title ||= shortTitle(this.messages[0].text) || "Conversation";
-    return keep(this);
+    return keep({ id: this.id, title: this.title, messages: this.forStorage() });
+  }
+
+  /** The messages, without their pictures if these are too large. */
+  forStorage() {
+    const pictures = this.messages.flatMap((message) => message.pictures ?? []);
+    if (pictures.reduce((sum, { url }) => sum + url.length, 0) <= MAX_PICTURES) return this.messages;
+    return this.messages.map((message) => (
+      message.pictures ? { ...message, pictures: message.pictures.map(({ name }) => ({ name, url: "" })) } : message));
   }
 
   /** Removes a message and all behind it. */
@@ -86,13 +98,20 @@ export class Conversation {
 
 function messageOf(message) {
   if (message.role === "tool") return { role: "tool", tool_call_id: message.callId, content: message.text };
-  if (message.role === "user") return { role: "user", content: message.text };
+  if (message.role === "user") return { role: "user", content: contentOf(message) };
   if (!message.calls.length) return { role: "assistant", content: message.text };
   const calls = message.calls.map((call) => ({
     id: call.id, type: "function", function: { name: call.name, arguments: call.arguments },
   }));
   return { role: "assistant", content: message.text || null, tool_calls: calls };
 }
+
+function contentOf({ text, pictures = [] }) {
+  const shown = pictures.filter(({ url }) => url).map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return shown.length ? [...shown, ...(text ? [{ type: "text", text }] : [])] : text;
+}
+
+const isPicture = (picture) => [picture?.name, picture?.url].every((each) => typeof each === "string");
 
 /** Adds an event of either API to a reply. Returns whether it had text, reasoning or a call. */
 export function addEvent(reply, event) {

@@ -3,6 +3,7 @@
 import { become, copyButton, make, setText } from "./dom.js";
 import { count, rate, seconds } from "./format.js";
 import { LiveMarkdown } from "./live_markdown.js";
+import { smallPicture } from "./pictures.js";
 
 const WHO = { user: "You", assistant: "Model", tool: "Tool result" };
 const ENDS = {
@@ -25,7 +26,7 @@ export class MessageView {
     const head = make("div", { class: "who" }, make("h2", { text: WHO[message.role] }), 
       message.role === "user" && edited && make("button", { type: "button", class: "quiet copy edit", text: "Edit", onclick: () => this.edit() }),
       copyButton(() => message.text));
-    this.node = make("article", { class: `message ${message.role}` }, head, this.reasoning, this.body, this.calls, this.problem, this.stats);
+    this.node = make("article", { class: `message ${message.role}` }, head, this.reasoning, picturesOf(message), this.body, this.calls, this.problem, this.stats);
     this.shown = null;
     this.show();
   }
@@ -94,6 +95,12 @@ export class MessageView {
     setText(this.stats, parts.join(" · "));
     this.stats.hidden = !parts.length;
   }
+}
+
+function picturesOf({ pictures }) {
+  if (!pictures?.length) return null;
+  return make("ul", { class: "pictures", "aria-label": "Images of the message" }, ...pictures.map((picture) => make("li", {},
+    picture.url ? smallPicture(picture) : make("span", { class: "hint", text: `${picture.name}: too large to be kept` }))));
 }
 
 const isEmpty = ({ role, state, text, reasoning, calls }) => role === "assistant" && state === "done" && !text && !reasoning && !calls.length;

@@ -25,7 +25,7 @@ export function startSettings() {
   }
 }
 
-/** Fills the list of models, adapters included. Returns whether any of them makes text. Throws ServerError. */
+/** Fills the list of models, adapters included. Returns whether any of them makes text, and sees images. Throws ServerError. */
 export async function listModels() {
   const models = (await getJson("/v1/models")).data;
   const names = models.map((model) => model.id);
@@ -33,7 +33,10 @@ export async function listModels() {
   const wanted = select.value || load("settings", {}).model;
   select.replaceChildren(...names.map((name) => make("option", { value: name, text: name })));
   if (names.includes(wanted)) select.value = wanted;
-  return models.some((model) => model.tasks?.includes("generate") ?? true);
+  return {
+    text: models.some((model) => model.tasks?.includes("generate") ?? true),
+    images: models.some((model) => model.input_modalities?.includes("image")),
+  };
 }
 
 export const system = () => form.elements.system.value;
