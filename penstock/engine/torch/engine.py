@@ -35,7 +35,7 @@ from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.largest_step import run_largest_steps
 from penstock.engine.torch.lora.adapter_reader import AdapterReader
 from penstock.engine.torch.lora.lora_layers import LoraLayers
-from penstock.engine.torch.media.families import seeing_family
+from penstock.engine.torch.media.families import is_whole_only, seeing_family
 from penstock.engine.torch.media.picture_encoder import feature_bytes, make_media
 from penstock.engine.torch.memory import (
     bytes_per_token,
@@ -127,7 +127,7 @@ class TorchEngine:
         experts = None if self._group is None else ExpertParallel(self._group)
         progress("loading weights", 0.2)
         sees = pages is not None and seeing_family(Path(model_dir), config) is not None
-        head: Head = "seeing" if sees else "text"
+        head: Head = "seeing" if sees or is_whole_only(Path(model_dir)) else "text"
         model = PagedModel(model_dir, config, shape, dtype=dtype, device=device, experts=experts, head=head)
         self._models, per_token = [model], [bytes_per_token(shape, dtype)]
         if draft_dir is not None and draft_shape is not None:
@@ -161,7 +161,7 @@ class TorchEngine:
             speculation=self._make_speculation(config, device),
         )
         self._scheduler.streams.keep_routes(model.recorder.routes)
-        self.media = make_media(model, self._table, pages, config)
+        self.media = make_media(model, self._table, pages if sees else None, config)
         self._scheduler.take_pictures(self.media)
         room = self._scheduler.adapter_room
         self._awaited_adapters: dict[int, LoadedAdapter] = {}

@@ -144,10 +144,12 @@ class ModelRunner:
         positions: NDArray[np.int64],
     ) -> tuple[Tensor, PendingRoutes | None]:
         """Hidden states at ``rows``, and the experts of the batch's tokens if a stream asks for them."""
+        rope = None if self._media is None else self._media.rope
+        rotary = None if rope is None else rope.of(batch, positions)
         if not np.count_nonzero(self._sampling.needs[batch.slots] & SamplingFeature.ROUTED_EXPERTS):
-            return self._model.run(batch, tokens, self._blocks, rows, *inputs), None
+            return self._model.run(batch, tokens, self._blocks, rows, *inputs, rotary=rotary), None
         with self._model.recorder.recording() as recorded:
-            hidden = self._model.run(batch, tokens, self._blocks, rows, *inputs, eager=True)
+            hidden = self._model.run(batch, tokens, self._blocks, rows, *inputs, rotary=rotary, eager=True)
         generations = self._table.generation[owners]
         return hidden, PendingRoutes.of(owners, generations, positions, recorded)
 

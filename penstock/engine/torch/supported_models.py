@@ -28,7 +28,7 @@ SUPPORTED_MODELS: dict[str, str] = {
     "exaone_moe": "K-EXAONE",
     "gemma": "Gemma",
     "gemma2": "Gemma 2",
-    "gemma3": "Gemma 3 with image input: its text part",
+    "gemma3": "Gemma 3, with images",
     "gemma3_text": "Gemma 3, text only",
     "gemma4": "Gemma 4: its text part",
     "gemma4_text": "Gemma 4, text only",
@@ -67,7 +67,9 @@ SUPPORTED_MODELS: dict[str, str] = {
     "phi3": "Phi 3, Phi 4",
     "phimoe": "Phi 3.5 MoE",
     "qwen2": "Qwen 1.5 (dense), 2, 2.5",
+    "qwen2_5_vl": "Qwen 2.5 VL, with images",
     "qwen2_moe": "Qwen 1.5 MoE, 2 MoE",
+    "qwen2_vl": "Qwen 2 VL, with images",
     "qwen3": "Qwen 3",
     "qwen3_moe": "Qwen 3 MoE",
     "seed_oss": "Seed-OSS",
@@ -88,11 +90,16 @@ TEXT_PARTS = {
     "llama4": "llama4_text",
     "llava": "llama",
     "mistral3": "mistral",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_vl": "qwen2_vl_text",
     "smolvlm": "llama",
 }
 """model_types of models with image input, whose text part is that of ``text_config`` in config.json; and the
 model_type of a text part that states none. Of those in
 :data:`penstock.engine.torch.media.families.SEEING_FAMILIES` the whole is run, of others the text part."""
+
+FLAT = frozenset({"qwen2_5_vl", "qwen2_vl"})
+"""Those of TEXT_PARTS whose released config.json have the text part's fields among their own."""
 
 
 WITH_EXPERTS = frozenset(
@@ -155,13 +162,15 @@ def check_supported(model_dir: Path, *, with_experts: bool = False, runner: Runn
     if pooled is not None:
         _check_pooling(path, described, with_experts=with_experts)
     if kind in TEXT_PARTS:
-        text = described.get("text_config")
+        text = described.get("text_config", described if kind in FLAT else None)
         if not isinstance(text, dict):
             raise ConfigError(
                 f"{path}: model_type {kind!r} has no text_config, an object that describes its text part"
             )
-        kind, described = text.get("model_type", TEXT_PARTS[kind]), text | described
-        _check_kind(path, "text_config: model_type", {"model_type": kind})
+        own = TEXT_PARTS[kind]
+        kind, described = own if text is described else text.get("model_type", own), text | described
+        if kind != own:
+            _check_kind(path, "text_config: model_type", {"model_type": kind})
     _check_sizes(path, described)
     method = next((name for name in QUANTIZATION_FILES if (model_dir / name).is_file()), None)
     quantization = described.get("quantization_config")

@@ -78,6 +78,7 @@ _GEMMA_4: dict[str, Any] = {
     "sliding_window": 24,
     "layer_types": ["sliding_attention", "full_attention"],
 }
+_GRID_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 FAMILIES: dict[str, dict[str, Any]] = {
     "afmoe": {**_EXPERTS, "head_dim": 8, "sliding_window": 24},
     "apertus": {},
@@ -100,7 +101,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "exaone_moe": {**_EXPERTS, "head_dim": 8, "sliding_window": 24, "first_k_dense_replace": 1},
     "gemma": {"head_dim": 16},
     "gemma2": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
-    "gemma3": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
+    "gemma3": {
+        "head_dim": 16,
+        "sliding_window": 8,  # shorter than a picture
+        "layer_types": ["sliding_attention", "full_attention"],
+        "query_pre_attn_scalar": 16,
+        "tie_word_embeddings": False,  # or random weights repeat their input
+    },
     "gemma3_text": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
     "gemma4": {
         **_GEMMA_4,
@@ -179,7 +186,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {},
     "phimoe": {"num_local_experts": 4},
     "qwen2": {"tie_word_embeddings": True},
+    "qwen2_5_vl": {"rope_parameters": _GRID_ROPE},
     "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 32},
+    "qwen2_vl": {"rope_parameters": _GRID_ROPE},
     "qwen3": {"head_dim": 16},
     "qwen3_moe": {**_EXPERTS, "head_dim": 16},
     "seed_oss": {"head_dim": 8},
@@ -200,10 +209,12 @@ _TOWER: dict[str, Any] = {
     "patch_size": 4,
     "initializer_range": 0.4,
 }
+_PATCHES: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": 4, "initializer_range": 0.4}
 _IDEFICS = {"vision_config": _TOWER, "scale_factor": 2, "image_token_id": IMAGE}
 OTHER_PARTS: dict[str, dict[str, Any]] = {
     "gemma3": {
-        "vision_config": {"hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 1},
+        "vision_config": _TOWER | {"image_size": 24},
+        "mm_tokens_per_image": 9,
         "image_token_index": IMAGE,
     },
     "llama4": {
@@ -237,6 +248,21 @@ OTHER_PARTS: dict[str, dict[str, Any]] = {
     "llava": {
         "vision_config": _TOWER | {"model_type": "clip_vision_model", "projection_dim": 32},
         "image_token_index": IMAGE,
+    },
+    "qwen2_5_vl": {
+        "vision_config": _PATCHES
+        | {
+            "hidden_size": 24,
+            "out_hidden_size": 32,
+            "intermediate_size": 16,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+        "image_token_id": IMAGE,
+    },
+    "qwen2_vl": {
+        "vision_config": _PATCHES | {"embed_dim": 24, "hidden_size": 32, "mlp_ratio": 2},
+        "image_token_id": IMAGE,
     },
     "smolvlm": _IDEFICS,
 }
@@ -284,6 +310,8 @@ def make_model(kind: str, directory: Path, **changes: Any) -> transformers.PreTr
     for name, bias in (*model.named_buffers(), *model.named_parameters()):
         if name.endswith("e_score_correction_bias"):  # zeros in a new model, and learned
             bias.data.uniform_(-0.5, 0.5)
+        if name.endswith("mm_input_projection_weight"):  # likewise
+            bias.data.normal_(std=0.4)
     model.save_pretrained(directory)
     return model.to(DEVICE)
 

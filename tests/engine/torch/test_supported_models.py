@@ -200,6 +200,26 @@ def test_a_text_part_is_read_under_either_name(tmp_path: Path) -> None:
     assert run_all(make_engine(tmp_path), [submit(0, prompt, max_tokens=TOKENS)])[0].tokens == expected
 
 
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
+def test_files_as_qwen_releases_them(kind: str, tmp_path: Path) -> None:
+    """The text part's fields are among the model's, and its layers have no prefix; also without pictures."""
+    model = make_model(kind, tmp_path)
+    path, prompt = tmp_path / "config.json", prompts()[1]
+    described = json.loads(path.read_text())
+    text = described.pop("text_config")
+    rope = text.pop("rope_parameters")
+    described = text | described | {"rope_theta": rope["rope_theta"]}
+    described["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    path.write_text(json.dumps(described))
+    assert {"model.norm.weight", "visual.merger.mlp.0.weight"} < load_file(
+        tmp_path / "model.safetensors"
+    ).keys()
+    engine = make_engine(tmp_path, language_model_only=True)
+    assert run_all(engine, [submit(0, prompt, max_tokens=TOKENS)])[0].tokens == generate(
+        model, prompt, TOKENS
+    )
+
+
 def test_random_weights_of_a_text_part(tmp_path: Path) -> None:
     make_model("gemma3", tmp_path)
     (tmp_path / "model.safetensors").unlink()

@@ -34,6 +34,9 @@ class PictureEncoder:
         self.family = SEEING_FAMILIES[model.whole.config.model_type]
         self.token = int(model.whole.config.image_token_id)
         """The token in whose places features are."""
+        vision = model.whole.config.vision_config
+        self.rope_merge = int(vision.spatial_merge_size) if self.family.grid_positions else 0
+        """See :class:`penstock.engine.media.engine_media.EngineMedia`."""
 
     def encode(self, item: MediaItem, pages: Pages) -> Tensor:
         try:
@@ -82,6 +85,7 @@ def make_media(
         cache_tokens=config.encoder_cache_tokens,
         step_tokens=config.max_num_batched_tokens,
         whole_spans=encoder.family.whole_spans,
+        rope_merge=encoder.rope_merge,
     )
 
 

@@ -39,9 +39,26 @@ def _idefics(random: np.random.Generator) -> tuple[Arrays, list[int]]:
     return arrays, [*([MARKS[0], *[IMAGE] * 4] * tiles), MARKS[1]]
 
 
+def _gemma(random: np.random.Generator) -> tuple[Arrays, list[int]]:
+    return {"pixel_values": pixels(random, 1, 3, 24, 24)}, [MARKS[0], *[IMAGE] * 9, MARKS[1]]
+
+
+def _qwen(random: np.random.Generator) -> tuple[Arrays, list[int]]:
+    """Two to eight patches of 4 x 4 high and wide, of which two by two make a feature."""
+    height, width = (int(side) for side in 2 * random.integers(1, 5, size=2))
+    arrays = {
+        "pixel_values": pixels(random, height * width, 3 * 2 * 4 * 4),
+        "image_grid_thw": np.array([[1, height, width]]),
+    }
+    return arrays, [MARKS[0], *[IMAGE] * (height * width // 4), MARKS[1]]
+
+
 FAMILIES: dict[str, Callable[[np.random.Generator], tuple[Arrays, list[int]]]] = {
+    "gemma3": _gemma,
     "idefics3": _idefics,
     "llava": _llava,
+    "qwen2_5_vl": _qwen,
+    "qwen2_vl": _qwen,
     "smolvlm": _idefics,
 }
 """What a family's processor would make of a picture, here of a random one: the encoder's arrays, and the
@@ -99,9 +116,17 @@ def generated(model: transformers.PreTrainedModel, prompt: Prompt, tokens: int) 
         do_sample=False,
         pad_token_id=2,
         **together(pictures),
+        **_kinds(model, ids),
     )
     continued: list[int] = output[0, ids.shape[1] :].tolist()
     return continued
+
+
+def _kinds(model: transformers.PreTrainedModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What the processors of some families say of each token: whether it stands for a feature."""
+    kind = model.config.model_type
+    name = "token_type_ids" if kind == "gemma3" else "mm_token_type_ids" if kind.startswith("qwen") else None
+    return {} if name is None else {name: (ids == IMAGE).int()}
 
 
 def flat(prompt: Prompt) -> list[int]:

@@ -14,6 +14,7 @@ import transformers
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.media.page_supply import PageSupply
+from penstock.engine.torch import model as model_module
 from penstock.engine.torch.engine import TorchEngine
 from penstock.engine.torch.media.picture_encoder import encode_largest, feature_bytes
 from penstock.engine.torch.model import PagedModel
@@ -34,6 +35,8 @@ from tests.engine.torch.harness import (
     run_all,
 )
 from tests.engine.torch.media.pictures import FAMILIES, Picture, Prompt, asking, flat, generated, picture
+from tests.engine.torch.plain_kernel import KERNEL
+from tests.engine.torch.test_decode_graphs import Recordings
 from tests.engine.torch.weights import changed
 
 LIKE_OTHERS = {"smolvlm"}
@@ -178,6 +181,19 @@ def test_adapters_of_the_text(family: Family, tmp_path: Path) -> None:
     }
     assert_alike(expected, tokens_of(engine, requests))
     assert expected[1] != family.expected[1]
+
+
+@cpu_only("a GPU has kernels and graphs in all tests")
+@pytest.mark.parametrize("family", ["gemma3", "qwen2_vl"], indirect=True)
+def test_kernels_and_recorded_decodes(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reach and rotary positions where histories are read in place; recorded decodes of prompts with
+    pictures, whose positions differ from those in histories, beside text."""
+    made = Recordings()
+    monkeypatch.setattr(model_module, "find_kernel", lambda device: KERNEL)
+    monkeypatch.setattr(model_module, "find_capture", lambda device: made)
+    engine = family.engine(max_num_seqs=2, enforce_eager=family.kind == "gemma3")
+    assert_alike(family.expected, tokens_of(engine, [family.ask(stream) for stream in family.prompts]))
+    assert made.replayed >= TOKENS or family.kind == "gemma3"
 
 
 @pytest.mark.parametrize("family", ["llava"], indirect=True)
