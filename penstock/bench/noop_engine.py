@@ -47,6 +47,7 @@ class NoOpEngine:
     adapters: AdapterTable | None = None
     weights: WeightLoader | None = None
     can_sleep = False
+    pages = None
 
     def __init__(
         self,

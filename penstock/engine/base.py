@@ -16,6 +16,7 @@ from penstock.wire.vectors import Vectors
 
 if TYPE_CHECKING:
     from penstock.engine.lora.adapter_table import AdapterTable
+    from penstock.engine.media.page_supply import PageSupply
     from penstock.engine.weights.weight_loader import WeightLoader
 
 
@@ -115,6 +116,11 @@ class Engine(Protocol):
         """Replaces the model's weights; None: the engine cannot."""
         ...
 
+    @property
+    def pages(self) -> PageSupply | None:
+        """Where pages of pictures come from; None: it takes no pictures."""
+        ...
+
     def submit(self, server: int, request: Submit) -> None:
         """Queue a stream. Raises RequestRejected when it can never run. A stream for which it raises is not
         queued, and gets no row."""
@@ -185,8 +191,10 @@ class Engine(Protocol):
     def metrics(self) -> dict[str, float]:
         """Counters since the start, by name: preemptions_total, prefix_cache_{queries,hits}_total,
         external_prefix_cache_{queries,hits}_total, external_prompt_tokens_total,
-        spec_decode_{drafts,draft_tokens,accepted_tokens}_total; absent ones are 0. Engines that speculate
-        have spec_decode_accepted_tokens_per_pos_total/0, …/1 and so on, for every position of a draft."""
+        spec_decode_{drafts,draft_tokens,accepted_tokens}_total, and those of
+        :meth:`penstock.engine.media.engine_media.EngineMedia.metrics`; absent ones are 0. Engines that
+        speculate have spec_decode_accepted_tokens_per_pos_total/0, …/1 and so on, for every position of a
+        draft."""
         ...
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:

@@ -139,6 +139,23 @@ KEPT_PROMPT_MISSES = _counter(
 KEPT_PROMPT_BYTES = _gauge(
     "penstock:kept_prompt_bytes", "bytes", _ENGINE, "Size of the prompts that the engine keeps for that."
 )
+ENCODED_IMAGES = _counter("penstock:encoder_images", "images", _ENGINE, "Images that the engine has encoded.")
+ENCODER_CACHE_QUERIES = _counter("penstock:encoder_cache_queries", "images", _ENGINE, "Images of prompts.")
+ENCODER_CACHE_HITS = _counter(
+    "penstock:encoder_cache_hits",
+    "images",
+    _ENGINE,
+    "Images of prompts that were not encoded for them: the encoder cache or the prefix cache had them.",
+)
+ENCODER_CACHE_TOKENS = _gauge(
+    "penstock:encoder_cache_tokens", "tokens", _ENGINE, "Features of images that the encoder cache holds."
+)
+PAGES_WANTED = _counter(
+    "penstock:media_pages_wanted",
+    "images",
+    _ENGINE,
+    "Images that the host's media cache lacked, for which an API server was asked.",
+)
 PREFIX_QUERIES = _counter(
     "vllm:prefix_cache_queries", "tokens", _ENGINE, "Prompt tokens looked up in the prefix cache."
 )

@@ -143,6 +143,7 @@ class Engine:
     """One process of an engine: a level, and what became of it."""
 
     can_sleep = True
+    pages = None
 
     def __init__(self, world: World, rank: int, epoch: int) -> None:
         self.world = world

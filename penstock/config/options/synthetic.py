@@ -71,6 +71,12 @@ class SyntheticOptions:
             le=65536,
         ),
     ] = 0
+    synthetic_encode_ms: Annotated[
+        float,
+        option(
+            "Time in which the synthetic engine encodes a picture, in milliseconds.", "Synthetic engine", ge=0
+        ),
+    ] = 0.0
     synthetic_fault: Annotated[
         Annotated[str, Meta(pattern=r"^(error|exit|hang|stream-error)@[0-9]+\Z")] | None,
         option(

@@ -92,7 +92,7 @@ RULES: tuple[Rule[ServeConfig], ...] = (
     needs(
         "synthetic_step_ms synthetic_tokens_per_step synthetic_acceptance_rate synthetic_fault "
         "synthetic_prefill_tokens_per_s synthetic_script synthetic_dimensions synthetic_labels "
-        "synthetic_image_tokens",
+        "synthetic_image_tokens synthetic_encode_ms",
         lambda config: config.engine == "synthetic",
         "is for --engine synthetic, not {0.engine}",
     ),

@@ -72,6 +72,8 @@ class ModelFacts:
 class AttachedEngine:
     """Streams wait in Penstock's queue for a slot; requests with a slot are in vLLM, which schedules them."""
 
+    pages = None
+
     # -- lifetime: process
 
     def __init__(

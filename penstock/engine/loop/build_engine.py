@@ -62,7 +62,7 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
 
 
 def _page_supply(launch: Launch) -> PageSupply | None:
-    """Pages of pictures from the host's store; None: there is none."""
+    """Pages of pictures from the host's store; None: there is none, and no picture is taken."""
     if launch.media_dir is None:
         return None
     return PageSupply(MediaStore(launch.media_dir, launch.media_capacity))
@@ -77,7 +77,12 @@ def _synthetic_engine(
 
     described = describe_pooling(Path(launch.model_dir), config.runner)
     text = SyntheticEngine(
-        config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir, script=launch.script
+        config,
+        launch.model_dir,
+        progress,
+        tokenizer_dir=launch.tokenizer_dir,
+        script=launch.script,
+        pages=_page_supply(launch),
     )
     if config.runner == "generate" or (config.runner == "auto" and described is None):
         return text

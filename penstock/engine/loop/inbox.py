@@ -25,6 +25,7 @@ from penstock.engine.loop.stats import EngineStats
 from penstock.engine.loop.stream_spans import StreamSpans
 from penstock.engine.weights.weight_loader import BrokenWeights
 from penstock.logging_setup import RateLimitedLog
+from penstock.wire.media.items import PagePiece
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
     Abort,
@@ -173,6 +174,9 @@ class Inbox:
                 self._on_abort(peer, message)
             case RpcCall():
                 self._calls.handle(peer.server, message)
+            case PagePiece():
+                if self._engine.pages is not None:
+                    self._engine.pages.receive(peer.server, message)
             case ApplyStates():
                 self._states.apply(peer.server, message.states)
             case EngineMetricsQuery():
@@ -241,6 +245,8 @@ class Inbox:
                 raise refusal
             if request.pooling is not None and self._engine.info.pooling is None:
                 raise RequestRejected("pooling: this engine makes text alone")
+            if request.media and self._engine.info.media is None:
+                raise RequestRejected("media: this engine takes text alone")
             numbered = msgspec.structs.replace(request, stream=number)
             self._engine.submit(peer.server, numbered)
             self._stats.arrive(numbered, time.monotonic())

@@ -372,6 +372,9 @@ class EngineLoop:
         began = self._clock()
         rows = self._engine.step()
         now = self._clock()
+        if self._engine.pages is not None:
+            for server, message in self._engine.pages.take_wanted():
+                self._publisher.send(server, message)
         admitted = self._engine.take_admitted()
         self._stats.admit(admitted, began)
         if self._publisher.tells_times:

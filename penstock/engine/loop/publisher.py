@@ -17,6 +17,7 @@ from penstock.engine.loop.drain_rate import DrainRate
 from penstock.engine.loop.peers import Peer, Peers, peer_name
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.frames import TokenFrame, encode_frame
+from penstock.wire.media.items import PagesWanted
 from penstock.wire.messages import (
     OVERLOADED,
     Admitted,
@@ -52,6 +53,7 @@ Message = (
     | EngineMetrics
     | StatesObserved
     | RoutedExperts
+    | PagesWanted
 )
 
 log = logging.getLogger(__name__)

@@ -269,6 +269,14 @@ class EngineStats:
         yield Series(f.SPEC_DRAFTS.name, labels, engine.get("spec_decode_drafts_total", 0))
         yield Series(f.SPEC_DRAFT_TOKENS.name, labels, engine.get("spec_decode_draft_tokens_total", 0))
         yield Series(f.SPEC_ACCEPTED.name, labels, engine.get("spec_decode_accepted_tokens_total", 0))
+        for family, counter in (
+            (f.ENCODED_IMAGES, "pictures_encoded_total"),
+            (f.ENCODER_CACHE_QUERIES, "encoder_cache_queries_total"),
+            (f.ENCODER_CACHE_HITS, "encoder_cache_hits_total"),
+            (f.ENCODER_CACHE_TOKENS, "encoder_cache_tokens"),
+            (f.PAGES_WANTED, "pages_wanted_total"),
+        ):
+            yield Series(family.name, labels, engine.get(counter, 0))
         for name, count in engine.items():
             if name.startswith(ACCEPTED_PER_POSITION):
                 position = name.removeprefix(ACCEPTED_PER_POSITION)

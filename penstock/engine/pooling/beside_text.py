@@ -80,6 +80,7 @@ class TextAndVectors:
         self._text_is_next = True
         self.info = msgspec.structs.replace(text.info, pooling=pooling.info.pooling)
         self.adapters = text.adapters
+        self.pages = text.pages
         self.can_sleep = text.can_sleep
 
     @property

@@ -106,6 +106,7 @@ class PoolingEngine:
     wakeups: Sequence[Wakeup] = ()
     can_sleep = False
     adapters: AdapterTable | None = None
+    pages = None
     weights: WeightLoader | None = None
 
     def __init__(self, config: ServeConfig, model: PoolingModel, info: EngineInfo) -> None:

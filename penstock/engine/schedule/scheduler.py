@@ -112,6 +112,8 @@ class Scheduler:
         for slot in slots:
             self._aborted.pop(slot, None)
         self.streams.free(np.array(slots, np.intp))
+        if self.streams.media is not None:
+            self.streams.media.pages.drop_server(server)
 
     def fail_all(self, code: str, message: str) -> StepRows:
         """End every stream with an error, with rows of the tokens that were held back."""

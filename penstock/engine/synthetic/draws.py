@@ -41,6 +41,10 @@ class TokenDraws:
             self._thinking.set(slot, request.sampling.thinking)
             self._limited[slot] = True
 
+    def see(self, slot: int, features: int) -> None:
+        """The stream's tokens depend on these features, too."""
+        self.state[slot] ^= np.uint64(stream_state(features))
+
     def clear(self, slot: int) -> None:
         """The stream leaves its slot."""
         if self._limited[slot]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from penstock.config.serve import ServeConfig
@@ -25,18 +26,21 @@ from penstock.engine.base import Hold, Load, RequestRejected, StepRows, StreamFa
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.lora.adapter_table import AdapterTable, adapter_of
+from penstock.engine.media.page_supply import PageSupply
 from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue
 from penstock.engine.synthetic.adapters import SyntheticAdapterLoader, lora_info
 from penstock.engine.synthetic.draws import TokenDraws
 from penstock.engine.synthetic.faults import Faults
 from penstock.engine.synthetic.made_up_logprobs import MadeUpLogprobs
+from penstock.engine.synthetic.pictures import SyntheticPictures
 from penstock.engine.synthetic.prefill_credit import PrefillCredit
 from penstock.engine.synthetic.script import CompiledScript
 from penstock.engine.synthetic.script_player import ScriptPlayer
 from penstock.engine.synthetic.speculation import SyntheticSpeculation
 from penstock.engine.synthetic.weights import SyntheticWeights
 from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
+from penstock.media.synthetic_processor import image_token
 from penstock.wire.arrays import I8
 from penstock.wire.frames import FinishReason
 from penstock.wire.kv_events import KVCacheEvent
@@ -82,9 +86,10 @@ class SyntheticEngine:
         *,
         tokenizer_dir: str | None = None,
         script: Sequence[ScriptedRule] | None = None,
+        pages: PageSupply | None = None,
     ) -> None:
         """``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. ``script``: rules to answer
-        by; None: tokens are random. Raises ConfigError."""
+        by; None: tokens are random. ``pages``: of pictures; None: text alone is taken. Raises ConfigError."""
         progress("reading the tokenizer", None)
         directory, tokenizer = Path(model_dir), Path(tokenizer_dir or model_dir)
         vocabulary = read_vocabulary(tokenizer)
@@ -97,6 +102,7 @@ class SyntheticEngine:
             eos_token_ids=read_eos_token_ids(directory),
             lora=lora_info(config),
         )
+        self._pictures: SyntheticPictures | None = None
         self.adapters: AdapterTable | None = None
         if self.info.lora is not None:
             self.adapters = AdapterTable(SyntheticAdapterLoader(self.info.lora), config.max_cpu_loras)
@@ -111,11 +117,13 @@ class SyntheticEngine:
         self._table = SlotTable(
             config.max_num_seqs, max_model_len, self.info.eos_token_ids, clock, vocab_size=vocabulary.size
         )
+        if pages is not None:
+            self._pictures = SyntheticPictures(self._table, image_token(str(tokenizer))[1], pages, config)
+            self.info = replace(self.info, media=self._pictures.media.info)
         self._player = None
         if script is not None:
             rules = CompiledScript(script, tokenizer, vocabulary.size, self.info.eos_token_ids)
             self._player = ScriptPlayer(rules, self._table, clock, sleep)
-        self._idle_s = 0.0 if self._player is None else IDLE_STEP_S
         self._draws = TokenDraws(self._table, vocabulary.ordinary, self.weights)
         self._speculation: SyntheticSpeculation | None = None
         if config.synthetic_tokens_per_step > 1:
@@ -135,8 +143,14 @@ class SyntheticEngine:
         self._profile: cProfile.Profile | None = None
         self._hold = Hold.NOTHING
 
+    @property
+    def pages(self) -> PageSupply | None:
+        return None if self._pictures is None else self._pictures.media.pages
+
     def close(self) -> None:
-        """Hold nothing but memory."""
+        """Finish writing pages."""
+        if self.pages is not None:
+            self.pages.close()
 
     # -- streams come and go
 
@@ -160,6 +174,8 @@ class SyntheticEngine:
             if value is not None and (self._player is None or name == "prompt_logprobs"):
                 raise RequestRejected(f"{name}: the synthetic engine does not support it")
         check_request(request, self.info.max_model_len, self.info.vocab_size)
+        if self._pictures is not None:
+            self._pictures.media.check(request)
         if self._player is not None:
             self._player.check(request)
 
@@ -178,6 +194,8 @@ class SyntheticEngine:
         self._aborted -= dropped
         for slot in dropped:
             self._release(slot)
+        if self.pages is not None:
+            self.pages.drop_server(server)
 
     def take_admitted(self) -> Sequence[tuple[int, int]]:
         return self._table.take_admitted()
@@ -201,10 +219,14 @@ class SyntheticEngine:
         self._prefilling.clear()
         self._decoding = self._decoding[:0]
         self._logprobs.clear_all()
+        if self._pictures is not None:
+            self._pictures.clear()
         return rows
 
     def _withdraw(self, slots: set[int]) -> None:
         """Take slots out of prefill and decode."""
+        if self._pictures is not None:
+            self._pictures.withdraw(slots)
         self._prefilling = deque(slot for slot in self._prefilling if slot not in slots)
         gone = np.fromiter(slots, np.intp, len(slots))
         self._decoding = self._decoding[~np.isin(self._decoding, gone)]
@@ -213,6 +235,8 @@ class SyntheticEngine:
         self._draws.clear(slot)
         self._table.release(slot)
         self._logprobs.clear(slot)
+        if self._pictures is not None:
+            self._pictures.release(slot)
 
     # -- the step
 
@@ -223,6 +247,7 @@ class SyntheticEngine:
             or self._waiting
             or self._aborted
             or self._waiting.has_finished()
+            or (self._pictures is not None and self._pictures.pending)
         )
 
     def can_step(self) -> bool:
@@ -248,8 +273,11 @@ class SyntheticEngine:
             self._withdraw(self._aborted)
         if self._hold is Hold.ALL:
             return self._rows(self._decoding[:0], np.zeros(0, np.int8), self._decoding, {})
+        lost = [] if self._pictures is None else self._pictures.settle(self._waiting, self._fail)
         if self._hold is Hold.NOTHING:
             self._admit()
+        if self._pictures is not None:
+            self._prefilling += self._pictures.advance(len(self._decoding), self._draws.see)
         self._prefill_prompts(began)
         failing = self._inject_fault()
         slots, resting = self._decoding, None
@@ -261,6 +289,8 @@ class SyntheticEngine:
         else:
             finish = self._table.append_and_check_stop(slots, self._draws.draw(slots))
         rows = self._rows(slots, finish, resting, failing)
+        if lost:
+            rows.failed = [*rows.failed, *lost]
         self._sleep_until(began + self._duration())
         return rows
 
@@ -271,7 +301,10 @@ class SyntheticEngine:
 
     def _admit(self) -> None:
         while self._waiting and self._table.free_count():
-            first = self._waiting.pop()
+            pictures = self._pictures
+            first = self._waiting.pop() if pictures is None else pictures.pop_ready(self._waiting)
+            if first is None:
+                return
             request = first.request
             slot = self._table.allocate(first.server, request, first.adapter)
             if self._player is not None:
@@ -279,7 +312,8 @@ class SyntheticEngine:
             else:
                 self._draws.begin(slot, request, first.adapter)
             self._logprobs.set(slot, request.sampling)
-            self._prefilling.append(slot)
+            if self._pictures is None or not self._pictures.begin(slot, request):
+                self._prefilling.append(slot)
 
     def _prefill_prompts(self, now: float) -> None:
         """Move streams whose prompt is prefilled by ``now`` from prefill to decode."""
@@ -323,15 +357,17 @@ class SyntheticEngine:
             rows = concat_rows([rows, self._waiting.take_finished()])
         for slot, message in failing.items():
             if slot in self._decoding:
-                rows.failed = [*rows.failed, self._fail(slot, message)]
+                rows.failed = [*rows.failed, self._fail(slot, "engine_error", message)]
         return rows
 
     def _duration(self) -> float:
         """Seconds that the step takes: in a prefill-only step, until the first prompt is prefilled."""
+        busy_s = 0.0 if self._pictures is None else self._pictures.take_busy_s()
+        waits = self._player is not None or (self._pictures is not None and not len(self._decoding))
         if len(self._decoding) or not self._prefilling:
-            return self._step_s or self._idle_s
+            return (self._step_s or waits * IDLE_STEP_S) + busy_s
         missing_s = self._credit.seconds_until(int(self._table.prompt_len[self._prefilling[0]]))
-        return max(self._step_s, min(missing_s, MAX_PREFILL_STEP_S))
+        return max(self._step_s, min(missing_s, MAX_PREFILL_STEP_S)) + busy_s
 
     def _sleep_until(self, when: float) -> None:
         rest = when - self._clock()
@@ -345,8 +381,8 @@ class SyntheticEngine:
         message = self._faults.inject()
         return dict.fromkeys(self._decoding[:1].tolist(), message) if message else {}
 
-    def _fail(self, slot: int, message: str) -> StreamFailure:
-        failure = self._table.failure(slot, "engine_error", message)
+    def _fail(self, slot: int, code: str, message: str) -> StreamFailure:
+        failure = self._table.failure(slot, code, message)
         self._withdraw({slot})
         self._release(slot)
         return failure
@@ -357,12 +393,15 @@ class SyntheticEngine:
         return Load(len(self._waiting), self._table.running(), generated=self._table.generated)
 
     def metrics(self) -> dict[str, float]:
-        return {} if self._speculation is None else self._speculation.metrics()
+        counters = {} if self._speculation is None else self._speculation.metrics()
+        return counters if self._pictures is None else counters | self._pictures.media.metrics()
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         match method:
             case "reset_prefix_cache" | "sleep" | "wake_up":
-                return None  # there is neither a cache nor memory to free
+                if self._pictures is not None:
+                    self._pictures.media.clear()
+                return None
             case "start_profile":
                 self._profile = cProfile.Profile()
                 self._profile.enable()

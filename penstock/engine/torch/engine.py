@@ -249,6 +249,10 @@ class TorchEngine:
         """The model of its text."""
         return self._models[0]
 
+    @property
+    def pages(self) -> PageSupply | None:
+        return None if self.media is None else self.media.pages
+
     def close(self) -> None:
         """Leave the process group. Memory is freed with the process."""
         if self._group is not None:

@@ -60,6 +60,7 @@ class FakeEngine:
 
     adapters: AdapterTable | None = None
     can_sleep = True
+    pages = None
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
