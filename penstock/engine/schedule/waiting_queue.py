@@ -33,6 +33,8 @@ BYTES_PER_REQUEST = 2048
 """Memory of a waiting request beside its lists and texts."""
 BYTES_PER_TOKEN_ID = 40
 """Memory of an entry of a list of token ids, as Python's objects."""
+BYTES_PER_PICTURE = 256
+"""Memory of an item of Submit.media."""
 BYTES_PER_BIAS = 160
 """Memory of an entry of logit_bias."""
 
@@ -132,6 +134,7 @@ def shared_bytes(request: Submit) -> int:
         BYTES_PER_TOKEN_ID * ids
         + hints_size(request.hints)
         + BYTES_PER_BIAS * len(sampling.logit_bias or ())
+        + BYTES_PER_PICTURE * len(request.media)
         + sum(sys.getsizeof(text) for text in texts if text is not None)
     )
 
