@@ -125,15 +125,7 @@ class SyntheticEngine:
             rules = CompiledScript(script, tokenizer, vocabulary.size, self.info.eos_token_ids)
             self._player = ScriptPlayer(rules, self._table, clock, sleep)
         self._draws = TokenDraws(self._table, vocabulary.ordinary, self.weights)
-        self._speculation: SyntheticSpeculation | None = None
-        if config.synthetic_tokens_per_step > 1:
-            self._speculation = SyntheticSpeculation(
-                self._table,
-                self._draws.state,
-                self._draws.draw,
-                tokens_per_step=config.synthetic_tokens_per_step,
-                acceptance_rate=config.synthetic_acceptance_rate,
-            )
+        self._speculation = self._make_speculation(config)
         self._logprobs = MadeUpLogprobs(config.max_num_seqs, vocabulary.ordinary)
         self._prefilling: deque[int] = deque()
         self._decoding: NDArray[np.intp] = np.zeros(0, np.intp)
@@ -142,6 +134,17 @@ class SyntheticEngine:
         """Slots to be released with a row in the next step."""
         self._profile: cProfile.Profile | None = None
         self._hold = Hold.NOTHING
+
+    def _make_speculation(self, config: ServeConfig) -> SyntheticSpeculation | None:
+        if config.synthetic_tokens_per_step == 1:
+            return None
+        return SyntheticSpeculation(
+            self._table,
+            self._draws.state,
+            self._draws.draw,
+            tokens_per_step=config.synthetic_tokens_per_step,
+            acceptance_rate=config.synthetic_acceptance_rate,
+        )
 
     @property
     def pages(self) -> PageSupply | None:
