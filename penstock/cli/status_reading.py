@@ -65,6 +65,27 @@ class AdapterFigures(msgspec.Struct, kw_only=True):
     """Why engines lack it, by rank."""
 
 
+class ImageFigures(msgspec.Struct, kw_only=True, frozen=True):
+    """Pictures of requests since the start, by what was done for them."""
+
+    remembered: int = 0
+    found: int = 0
+    decoded: int = 0
+    refused: int = 0
+    cache_bytes: int = 0
+    workers: int = 0
+
+    @property
+    def known(self) -> int:
+        """Those that nobody had to decode."""
+        return self.remembered + self.found
+
+    @property
+    def seen(self) -> bool:
+        """Whether a request has had one."""
+        return self.known + self.decoded + self.refused > 0
+
+
 class Reading(msgspec.Struct, kw_only=True):
     """A reply of ``/status``."""
 
@@ -78,6 +99,7 @@ class Reading(msgspec.Struct, kw_only=True):
     rejected: dict[str, int]
     restarts: int
     adapters: list[AdapterFigures] = []
+    images: ImageFigures = ImageFigures()
 
     @property
     def errors(self) -> int:
@@ -179,6 +201,7 @@ def status_of(earlier: Reading | GatewayReading, later: Reading | GatewayReading
             _server(each, old_servers.get(each.server, each), seconds) for each in later.api_servers
         ],
         "adapters": [_adapter(each) for each in later.adapters],
+        "images": [_images(later.images, before.images, seconds)] if later.images.seen else [],
     }
 
 
@@ -223,6 +246,16 @@ def _adapter(each: AdapterFigures) -> Row:
         "engines": each.engines,
         "missing": [f"{rank}: {reason}" for rank, reason in each.missing.items()],
     }
+
+
+def _images(now: ImageFigures, before: ImageFigures, seconds: float) -> Row:
+    prepared = now.known + now.decoded
+    row: Row = {"images": prepared}
+    if seconds > 0:
+        row["images_per_s"] = _rate(prepared - before.known - before.decoded, seconds)
+        row["decoded_per_s"] = _rate(now.decoded - before.decoded, seconds)
+    row["known"] = round(now.known / max(1, prepared), 4)
+    return row | {"refused": now.refused, "cache_mb": now.cache_bytes / 1e6, "media_workers": now.workers}
 
 
 def _rate(gained: int, seconds: float) -> float:

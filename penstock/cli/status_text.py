@@ -17,6 +17,9 @@ _SHOWN: dict[str, Callable[[float], str]] = {
     "tokens_per_s": lambda value: f"{value:.1f}",
     "prompt_tokens_per_s": lambda value: f"{value:.1f}",
     "acceptance": lambda value: f"{100 * value:.1f} %",
+    "known": lambda value: f"{100 * value:.1f} %",
+    "images_per_s": lambda value: f"{value:.1f}",
+    "decoded_per_s": lambda value: f"{value:.1f}",
     "cost": lambda value: f"{value:.4f}",
     "tokens_per_step": lambda value: f"{value:.2f}",
 }
@@ -40,6 +43,7 @@ def tables(status: dict[str, Any]) -> str:
                 row | {"missing": [_short(each) for each in row["missing"]]} for row in status["adapters"]
             ]
             parts += ["", *_table(rows)]
+        parts += ["", *_table(status["images"])] if status["images"] else []
     return "\n".join(parts).rstrip()
 
 
@@ -61,6 +65,8 @@ def line(status: dict[str, Any]) -> str:
     if "acceptance" in status:
         parts.append(f"drafts accepted {100 * status['acceptance']:.1f} %")
         parts.append(f"{status['tokens_per_step']:.2f} tokens/step")
+    for images in status["images"]:
+        parts.append(f"{images['images']} images ({100 * images['known']:.1f} % known)")
     return ", ".join([*parts, f"{status['errors']} errors", f"{status['restarts']} restarts"])
 
 

@@ -14,6 +14,7 @@ from penstock.cli.main import main
 from penstock.cli.status_reading import (
     EngineFigures,
     GatewayReading,
+    ImageFigures,
     Reading,
     ServerFigures,
     read_samples,
@@ -138,6 +139,19 @@ def test_the_fields_are_those_of_the_api() -> None:
         (ServerFigures, "ApiServerStatus"),
     ):
         assert set(type.__struct_fields__) <= set(REPLIES[name]["required"])
+
+
+def test_images_are_shown_once_there_are_any() -> None:
+    one, two = reading(100), reading(400, at=1002.0)
+    assert not status_of(one, two)["images"]
+    one.images = ImageFigures(remembered=1, decoded=1, workers=2)
+    two.images = ImageFigures(remembered=5, found=2, decoded=3, refused=1, cache_bytes=30_000_000, workers=2)
+    found = status_of(one, two)
+    assert tables(found).splitlines()[-2:] == [
+        "images  images/s  decoded/s   known  refused  cache mb  media workers",
+        "10           4.0        1.0  70.0 %        1        30              2",
+    ]
+    assert "10 images (70.0 % known)" in line(found)
 
 
 def test_a_gateway(capsys: pytest.CaptureFixture[str]) -> None:

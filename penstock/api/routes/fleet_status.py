@@ -17,6 +17,7 @@ from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.metrics import families as f
 from penstock.metrics.families import MetricFamily
+from penstock.metrics.media_metrics import OUTCOMES
 from penstock.metrics.merge import Totals
 from penstock.metrics.snapshot import Distribution, process_name
 
@@ -43,6 +44,7 @@ _SERVER_VALUES = {
     "bytes_queued": f.BYTES_QUEUED,
     "tokens": f.DELIVERED,
 }
+_MEDIA_WORKER = "media-worker "
 _ENGINE, _SERVER, _SUPERVISOR = "engine", "api-server", process_name("supervisor", 0)
 
 
@@ -91,6 +93,13 @@ def fleet_status(totals: Totals, engine_client: EngineClient, models: Sequence[s
         "rejected": _column(totals, f.REJECTED),
         "interrupted": _column(totals, f.INTERRUPTED),
         "restarts": sum(restarts.values()),
+        "images": {
+            **dict.fromkeys(OUTCOMES, 0),
+            **_column(totals, f.MEDIA_IMAGES),
+            "refused": sum(_column(totals, f.MEDIA_REFUSED).values()),
+            "cache_bytes": max(_column(totals, f.MEDIA_CACHE_BYTES).values(), default=0),
+            "workers": sum(name.startswith(_MEDIA_WORKER) for name in restarts),
+        },
     }
 
 
@@ -115,7 +124,7 @@ def state_of(engine: EngineState) -> str:
     return "behind" if engine.closed else "ready"  # it is not as desired yet
 
 
-_NAMES = ("engine", "server", "process", "outcome", "status")
+_NAMES = ("engine", "server", "process", "outcome", "reason", "status")
 """The label that tells a family's rows apart, in the families that this module reads."""
 
 

@@ -102,6 +102,18 @@ REPLIES: dict[str, Schema] = {
             "rejected": {"description": "Requests answered with an error, by status.", **_COUNTS},
             "interrupted": {"description": "Streams that lost their engine, by outcome.", **_COUNTS},
             "restarts": {"description": "Restarts of processes that died.", **COUNT},
+            "images": ref("ImageStatus"),
+        },
+    ),
+    "ImageStatus": shape(
+        "Images of requests.",
+        {
+            "remembered": {"description": "An API server had prepared them before.", **COUNT},
+            "found": {"description": "The media cache had them.", **COUNT},
+            "decoded": COUNT,
+            "refused": {"description": "Those that were not prepared.", **COUNT},
+            "cache_bytes": {"description": "Size of the media cache.", **COUNT},
+            "workers": {"description": "Processes that prepare images.", **COUNT},
         },
     ),
     "EngineStatus": shape(
