@@ -46,12 +46,16 @@ def run(control: ControlChannel) -> int:
 
 
 def load_processor(launch: Launch) -> PictureProcessor:
-    """The synthetic engine's, or the model's own. Raises ConfigError."""
+    """The synthetic engine's, vLLM's, or the model's own. Raises ConfigError."""
     config = launch.config
     if config.engine == "synthetic":
         from penstock.media.synthetic_processor import SyntheticProcessor
 
         return SyntheticProcessor(launch.tokenizer_dir, config.synthetic_image_tokens)
+    if launch.media_arguments:
+        from penstock.media.vllm_processor import VllmProcessor
+
+        return VllmProcessor(launch.media_arguments)
     from penstock.media.processor import HfProcessor, go_without_torch
 
     go_without_torch()

@@ -21,7 +21,7 @@ from penstock.config.origins import Origins
 from penstock.config.secret_files import warn_if_open_to_others
 from penstock.config.serve import ServeConfig
 from penstock.config.watched_file import TextFiles
-from penstock.engine.attach.launch.serve_command import attach_commands
+from penstock.engine.attach.launch.serve_command import attach_commands, engine_options
 from penstock.exit_codes import EXIT_FAILED, StartupError, exit_code_of
 from penstock.http.api_key_file import load_api_keys, reload_api_keys
 from penstock.http.sockets.listener import ListenSocket, open_listener
@@ -70,6 +70,7 @@ log = logging.getLogger(__name__)
 
 RAY_PROXY_COMMAND = parent_death.child_command("penstock.placement.process_proxy")
 """For processes on a Ray cluster. Started by name, not imported, because Ray may not be installed."""
+CHILD_MODULE = "penstock.supervisor.children.child_main"
 _API_SERVER_GROUPS = ("HTTP server", "CORS", "TLS", "Streaming")
 _API_SERVER_FIELDS = ("lora_modules", "lora_dir")
 
@@ -168,7 +169,7 @@ def _starter(config: ServeConfig, command: Sequence[str] | None) -> ChildStarter
     if config.coordinator is None and config.api_server_count + config.data_parallel_size > 2:
         preload.append("penstock.coordinator.process")
     shared = LOADING_MODULES if _local_api_server_count(config) else ()
-    return ChildStarter("penstock.supervisor.children.child_main", preload, shared=shared, command=command)
+    return ChildStarter(CHILD_MODULE, preload, shared=shared, command=command)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -274,7 +275,10 @@ class _Service:
         if self._is_remote(name):
             return ChildProcess.start(self._launch(name, epoch, restarts), RAY_PROXY_COMMAND)
         if name.role in ("engine", "media-worker") and self.config.engine != "synthetic":
-            return ChildProcess.start(self._launch(name, epoch, restarts), self.starter.command)
+            command = self.starter.command
+            if name.role == "media-worker" and self.config.media_python is not None:
+                command = parent_death.child_command(CHILD_MODULE, self.config.media_python)
+            return ChildProcess.start(self._launch(name, epoch, restarts), command)
         if name.role != "api-server":
             return self.starter.start(self._launch(name, epoch, restarts))
         if self.acceptor is None:
@@ -328,8 +332,14 @@ class _Service:
             media_dir=media.directory,
             media_workers=media.workers,
             media_capacity=media.capacity,
+            media_arguments=self._media_arguments() if name.role == "media-worker" else [],
             desired=self.desired_states.settled(),
         )
+
+    def _media_arguments(self) -> list[str]:
+        if self.config.engine != "vllm":
+            return []
+        return [self.model.model_dir, *engine_options(self.config, self.given)]
 
     def _announce(self, pids: Mapping[ProcessName, int], infos: Mapping[ProcessName, Info]) -> None:
         """Everything has started: leaves clients to the API servers, and shows the banner."""

@@ -142,6 +142,9 @@ class Launch(_Message, frozen=True, tag="launch"):
     """Media workers of this host, whose sockets are in the run directory."""
     media_capacity: int = 0
     """Bytes that the store holds at most."""
+    media_arguments: list[str] = []
+    """What follows ``vllm serve`` in the command of vLLM's engines, for media workers that prepare
+    pictures by its processor; empty: other engines run."""
 
     @property
     def name(self) -> str:

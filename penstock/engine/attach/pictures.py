@@ -53,7 +53,7 @@ class AttachedPictures:
         self._capacity = int(_cache_gb(arguments) * (1 << 30))
         self._by_adapter = "--enable-tower-connector-lora" in arguments
         """Whether adapters change what the encoder makes of a picture."""
-        self._probe = f"asked-{secrets.token_hex(8)}"
+        self._probe = f"cache-check-{secrets.token_hex(8)}"
         self._keeps = False
         """Whether the engine has a cache, as it has shown."""
         self._sent: OrderedDict[bytes, SentPicture] = OrderedDict()

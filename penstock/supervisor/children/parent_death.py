@@ -15,12 +15,12 @@ from penstock.module_command import module_command
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def child_command(module: str) -> list[str]:
+def child_command(module: str, python: str | None = None) -> list[str]:
     """The command of a child with the main module ``module``; its last argument, which is to be added, is the
     descriptor of the control channel. The child ends with its supervisor from its first moment on: its
-    imports take a second on a busy machine."""
+    imports take a second on a busy machine. ``python``: see :func:`module_command`."""
     guard = f"from {__name__} import exit_with_supervisor; exit_with_supervisor(int(sys.argv[-1]))"
-    return module_command(module, first=guard)
+    return module_command(module, first=guard, python=python)
 
 
 def exit_with_supervisor(control_fd: int) -> None:

@@ -70,7 +70,13 @@ def _workers(config: ServeConfig, model: ResolvedModel) -> int:
                 f"--media-workers {wanted}: the model takes no images, or the engine serves it for text"
             )
         return 0
-    if importlib.util.find_spec("PIL") is None and config.media_python is None:
+    if config.engine == "vllm":
+        if config.media_python is None and importlib.util.find_spec("vllm") is None:
+            raise ConfigError(
+                "the model's images are prepared by vLLM, which is not installed here; --media-python names "
+                "a Python that has it"
+            )
+    elif importlib.util.find_spec("PIL") is None:
         raise ConfigError(
             f"the model takes images, and Pillow is not installed; run {pip_install('torch')}, "
             "or serve it for text: --language-model-only"
@@ -92,7 +98,7 @@ def _takes_pictures(config: ServeConfig, model: ResolvedModel) -> bool:
         sees = seeing_family(directory, config) is not None
     else:
         described: dict[str, Any] = msgspec.json.decode((directory / "config.json").read_bytes())
-        sees = bool(config.media_workers) and "vision_config" in described
+        sees = bool(config.media_workers or config.media_python) and "vision_config" in described
     if sees and not any((directory / name).is_file() for name in _PROCESSOR_FILES):
         raise ConfigError(
             f"model {model.served_names[0]} takes images, and {directory} has neither processor_config.json "

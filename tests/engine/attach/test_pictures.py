@@ -68,7 +68,7 @@ def answer_missing(attached: Attached, request_id: str, *hashes: str) -> None:
 
 def requests(attached: Attached) -> list[Any]:
     """Since they were asked for last, without the question for the cache."""
-    sent = [fields for fields in attached.sent(ADD) if not fields[0].startswith("asked-")]
+    sent = [fields for fields in attached.sent(ADD) if not fields[0].startswith("cache-check-")]
     attached.connection.sent.clear()
     return sent
 
