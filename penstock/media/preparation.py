@@ -18,6 +18,7 @@ from penstock.media.image_file import PictureLimits, open_picture
 from penstock.media.prepared import PictureProcessor, PreparedPicture
 from penstock.media.refused import Refused
 from penstock.media.store import Lease, MediaStore, StoreFull
+from penstock.media.turns import TenantTurns
 from penstock.wire.media.worker import MediaPrepared, PrepareMedia
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ _LAST_ANSWER_S = 0.2
 """How long the answer about a picture that takes too long may take to be sent."""
 LINGER_S = 0.2
 """How long a worker's own lease lasts after its answer, within which an API server takes one."""
+TENANT_CHARACTERS = 32
+"""Of a salt, which begins with the tenant of the request's key; the rest is the request's own."""
 _IN_THREAD_BYTES = 256 << 10
 """Larger files are decoded from base64, and hashed, in a thread."""
 
@@ -59,8 +62,9 @@ class PicturePreparer:
         self._store = store
         self._policy = policy
         self._limits = PictureLimits(max_bytes=config.media_max_bytes, max_pixels=config.media_max_pixels)
-        self._fetches = asyncio.Semaphore(MAX_FETCHES)
+        self._fetches = TenantTurns(MAX_FETCHES)
         self._decoder = ThreadPoolExecutor(1, "decoder")
+        self._turns = TenantTurns(1)
         self._running: dict[bytes, asyncio.Lock] = {}
         """Keys that are being prepared here."""
         self.on_hung: Callable[[], None] = lambda: None
@@ -82,15 +86,16 @@ class PicturePreparer:
 
     async def _prepare(self, request: PrepareMedia, data: bytes) -> MediaPrepared:
         began = time.monotonic()
+        tenant = request.salt[:TENANT_CHARACTERS]
         if request.url:
-            async with self._fetches:
+            async with self._fetches.turn(tenant):
                 data = await fetch(request.url, self._policy)
         elif request.base64:
             data = await _in_thread(_from_base64, data)
         fetch_s = time.monotonic() - began
         detail = self.processor.takes_detail(request.detail)
         key = await _in_thread(self._key, data, detail, request.salt)
-        made = await self._pages(key, data, detail)
+        made = await self._pages(key, data, detail, tenant)
         asyncio.get_running_loop().call_later(LINGER_S, made.lease.close)
         facts = made.lease.pages().facts
         return MediaPrepared(
@@ -114,13 +119,13 @@ class PicturePreparer:
             digest.update(part)
         return digest.digest()
 
-    async def _pages(self, key: bytes, data: bytes, detail: str) -> _Made:
+    async def _pages(self, key: bytes, data: bytes, detail: str, tenant: str) -> _Made:
         if (lease := self._store.lease(key)) is not None:
             return _Made(lease, found=True)
         async with self._flight(key):
             if (lease := self._store.lease(key)) is not None:
                 return _Made(lease, found=True)
-            return await self._make(key, data, detail)
+            return await self._make(key, data, detail, tenant)
 
     @contextlib.asynccontextmanager
     async def _flight(self, key: bytes) -> AsyncIterator[None]:
@@ -140,7 +145,7 @@ class PicturePreparer:
             if not lock.locked():
                 self._running.pop(key, None)
 
-    async def _make(self, key: bytes, data: bytes, detail: str) -> _Made:
+    async def _make(self, key: bytes, data: bytes, detail: str, tenant: str) -> _Made:
         loop = asyncio.get_running_loop()
         hung: asyncio.Future[None] = loop.create_future()
         timers: list[asyncio.TimerHandle] = []
@@ -157,9 +162,13 @@ class PicturePreparer:
             finally:
                 loop.call_soon_threadsafe(lambda: timers[0].cancel())
 
-        running = loop.run_in_executor(self._decoder, work)
-        both: list[asyncio.Future[Any]] = [running, hung]
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        async with self._turns.turn(tenant):
+            running = loop.run_in_executor(self._decoder, work)
+            both: list[asyncio.Future[Any]] = [running, hung]
+            try:
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                running.cancel()
         if hung.done():
             raise Refused("invalid", f"the image takes more than {MAX_DECODE_S:g} s to decode")
         prepared, decode_s, preprocess_s = await running

@@ -317,7 +317,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("chat", user(chat(image_url="data:text/plain;base64,AAAA")), f"{PLACE}.image_url", "text/plain"),
     ("chat", user(chat(image_url="data:image/png;base64,")), f"{PLACE}.image_url", "base64"),
     ("chat", user(chat(image_url="data:image/png;base64,<svg>")), f"{PLACE}.image_url", "<svg>"),
-    ("chat", user(chat(image_url="ftp://a/b")), f"{PLACE}.image_url", "ftp://a/b"),
+    ("chat", user(chat(image_url="ftp://a/b")), f"{PLACE}.image_url", "value=ftp://)"),
     ("chat", user({"type": "image_embeds", "image_embeds": "x"}), f"{PLACE}.type", "image_embeds"),
     ("messages", user(source(type="file", file_id="f")), f"{PLACE}.source.type", "base64 or url"),
     ("messages", user(source(type="gopher")), f"{PLACE}.source.type", "gopher"),

@@ -260,6 +260,34 @@ def test_a_request_has_its_own_time(play: Callable[[Case], None]) -> None:
     play(case)
 
 
+def test_a_picture_whose_time_is_over_is_not_decoded_later(play: Callable[[Case], None]) -> None:
+    async def case(worker: Worker, peer: Peer) -> None:
+        worker.processor.may_go.clear()
+        first = peer.send(png())
+        for color in range(8, 11):
+            assert (await peer.ask(png(color=color), timeout_ms=5)).code == "timeout"
+        worker.processor.may_go.set()
+        assert (await peer.receive()).number == first
+        assert isinstance(await peer.ask(png(color=11)), MediaPrepared)
+        assert worker.processor.calls == 2
+
+    play(case)
+
+
+def test_tenants_take_turns(play: Callable[[Case], None]) -> None:
+    async def case(worker: Worker, peer: Peer) -> None:
+        worker.processor.may_go.clear()
+        many, few = "a" * 32, "b" * 32
+        sent = [peer.send(png(color=color), salt=f"{many}{color}") for color in range(6)]
+        one = peer.send(png(), salt=few)
+        assert (await peer.ask(b"", timeout_ms=5)).code == "timeout", "all have come, and wait"
+        worker.processor.may_go.set()
+        order = [(await peer.receive()).number for _ in range(7)]
+        assert order == [sent[0], sent[1], one, *sent[2:]]
+
+    play(case)
+
+
 def test_what_waits_is_bounded(play: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.media.connection.MAX_WAITING_BYTES", 500)
 

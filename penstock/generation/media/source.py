@@ -44,7 +44,9 @@ def image_at(url: Any, field: str, detail: Any = None, detail_field: str = "") -
             raise refused(f"{field} must be {_URLS}.", field, head[:_SHOWN])
         _check(kind.partition(";")[0], field, data, field)
     elif scheme not in ("http", "https", "file"):
-        raise refused(f"{field} must be {_URLS}.", field, head[:_SHOWN])
+        # What follows a scheme may have credentials.
+        place, slashes, _ = head[:_SHOWN].partition("//")
+        raise refused(f"{field} must be {_URLS}.", field, place + slashes)
     return ImageSource(field, url, detail or "auto")
 
 
