@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.engine.base import RequestRejected
 from penstock.engine.batch.slots import SlotTable
@@ -204,6 +205,15 @@ class EngineMedia:
             picture.counted = True
             self.queries += 1
             self.hits += found
+
+    def cut_drafts(self, slots: NDArray[np.intp], drafts: I32) -> I32:
+        """int32[n]: the drafts (lengths, behind the slots' histories) up to the first image token, which no
+        model samples: text that comes again may have been followed by a picture."""
+        columns = np.arange(int(drafts.max(initial=1)), dtype=np.int32)
+        at = np.minimum(self._table.length[slots, None] + columns, self._table.max_model_len - 1)
+        found = (self._table.history[slots[:, None], at] == self.info.token) & (columns < drafts[:, None])
+        cut: I32 = np.where(found.any(1), found.argmax(1), drafts).astype(np.int32)
+        return cut
 
     def features(self, batch: Batch) -> Iterator[tuple[FeatureRows, Any]]:
         """What the batch's tokens need of their pictures, and each picture's features, which are encoded if

@@ -157,6 +157,8 @@ class BatchChoice:
             _log_fault("drafts", "a step has no drafts", exc_info=True)
             self._sampling.counted[decodes] = NOT_COUNTED
             return None
+        if self._streams.media is not None and self._streams.media.spans:
+            drafts = self._streams.media.cut_drafts(decodes, drafts)
         return drafts if np.count_nonzero(drafts) else None
 
     # -- chunks of prompts

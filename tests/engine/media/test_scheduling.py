@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from penstock.engine.base import RequestRejected
 from penstock.engine.media.engine_media import EngineMedia
 from penstock.wire.media.items import MediaItem
 from tests.engine.media.pictures import Pictures, key, pictures_in, prompt
-from tests.engine.paged import Driver
+from tests.engine.paged import IMAGE, Driver
 from tests.engine.support import submit
 
 
@@ -116,7 +117,7 @@ def test_a_span_in_both_directions_is_computed_at_once(pictures: Pictures) -> No
     driver.step()
     tokens, media = prompt(9, "a", "b", 20, "c", 2)
     driver.submit(2, tokens, 2, media=media)
-    slot_parts = []
+    slot_parts: list[tuple[int, int]] = []
 
     def check(batch: object) -> None:
         slots, start, count = (getattr(batch, name).tolist() for name in ("slots", "start", "count"))
@@ -175,6 +176,18 @@ def test_a_picture_whose_features_are_not_as_many_as_its_tokens(pictures: Pictur
     driver.submit(0, tokens, 1, media=media)
     with pytest.raises(ValueError, match="5 features for 6 image tokens"):
         driver.step()
+
+
+def test_drafts_end_before_an_image_token(pictures: Pictures) -> None:
+    """Text that comes again is not continued by the picture that followed it."""
+    driver = pictures.driver()
+    table = driver.scheduler.table
+    for stream, draft in enumerate(([5, IMAGE, 6], [5, 6, 7], [IMAGE, 5, 5])):
+        slot = table.allocate(0, submit(stream, prompt=[1, 2]))
+        table.history[slot, 2:5] = draft
+    slots, drafts = np.arange(3), np.array([3, 3, 0], np.int32)
+    assert media_of(driver).cut_drafts(slots, drafts).tolist() == [1, 3, 0]
+    assert media_of(driver).cut_drafts(slots, 0 * drafts).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
