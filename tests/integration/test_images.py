@@ -1,0 +1,137 @@
+"""Pictures through several API servers to several engines, of which parts die."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.pictures import data_url, noise, png
+from tests.integration.server import Server, wait_until
+
+SIDE = 28 * 4
+TOKENS = 16
+OPTIONS = ("--engine", "synthetic", "--synthetic-image-tokens", "64", "--media-workers", "2")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Three API servers, two engines, two media workers."""
+    fleet = ("--api-server-count", "3", "--data-parallel-size", "2")
+    with Server(*OPTIONS, *fleet, directory=tmp_path_factory.mktemp("images")) as server:
+        yield server
+    assert not store_directories(server.process.pid)
+
+
+def store_directories(supervisor: int) -> list[Path]:
+    """Stores that are left in shared memory of a supervisor that has ended."""
+    return [path for path in Path("/dev/shm").glob("penstock-*") if str(supervisor) in path.name]
+
+
+def body(*pictures: bytes, text: str = "What is it?", **more: Any) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
+    parts += [{"type": "image_url", "image_url": {"url": data_url(picture)}} for picture in pictures]
+    return {"messages": [{"role": "user", "content": parts}], "max_tokens": 4, "temperature": 0, **more}
+
+
+async def chats(server: Server, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The replies to concurrent requests, each over a connection of its own, so that all API servers have
+    some."""
+
+    async def one(request: dict[str, Any]) -> dict[str, Any]:
+        async with httpx.AsyncClient(timeout=120) as client:
+            reply = await client.post(f"{server.url}/v1/chat/completions", json=request)
+        assert reply.status_code == 200, reply.text
+        made: dict[str, Any] = reply.json()
+        return made
+
+    return await asyncio.gather(*map(one, bodies))
+
+
+def text_of(reply: dict[str, Any]) -> str:
+    text: str = reply["choices"][0]["message"]["content"]
+    return text
+
+
+def test_a_picture_is_decoded_once_and_encoded_once_per_engine(images: Server) -> None:
+    picture = png(SIDE, SIDE, 1)
+    before = {
+        name: images.metric("penstock:media_images_total", outcome=name) for name in ("decoded", "found")
+    }
+    replies = asyncio.run(chats(images, [body(picture) for _ in range(60)]))
+    assert len({text_of(reply) for reply in replies}) == 1
+    text = asyncio.run(chats(images, [body()]))[0]["usage"]["prompt_tokens"]
+    assert {reply["usage"]["prompt_tokens"] - text for reply in replies} == {TOKENS}
+
+    def outcome(name: str) -> float:
+        return images.metric("penstock:media_images_total", outcome=name)
+
+    wait_until(lambda: outcome("remembered") + outcome("found") + outcome("decoded") >= 60, 30, "metrics")
+    assert outcome("decoded") - before["decoded"] == 1
+    assert outcome("found") - before["found"] <= 2  # once for each other API server
+    wait_until(lambda: images.metric("penstock:images_encoded_total") >= 1, 30, "the engines' metrics")
+    assert images.metric("penstock:images_encoded_total") <= 2
+
+
+def test_another_picture_has_another_reply(images: Server) -> None:
+    one, other, both, swapped = asyncio.run(
+        chats(
+            images,
+            [
+                body(png(SIDE, SIDE, 2)),
+                body(png(SIDE, SIDE, 3)),
+                body(png(SIDE, SIDE, 2), png(SIDE, SIDE, 3)),
+                body(png(SIDE, SIDE, 3), png(SIDE, SIDE, 2)),
+            ],
+        )
+    )
+    assert len({text_of(reply) for reply in (one, other, both, swapped)}) == 4
+
+
+def test_a_picture_of_megabytes_is_served(images: Server) -> None:
+    picture = noise(700, 700)
+    assert len(picture) > 1 << 20
+    one, again = asyncio.run(chats(images, [body(picture), body(picture)]))
+    assert text_of(one) == text_of(again)
+    block = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(picture).decode()}
+    content = [{"type": "text", "text": "What is it?"}, {"type": "image", "source": block}]
+    message = {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 4,
+        "temperature": 0,
+        "model": "x",
+    }
+    reply = httpx.post(f"{images.url}/v1/messages", json=message | {"model": model(images)}, timeout=120)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["content"][0]["text"] == text_of(one)
+
+
+def model(server: Server) -> str:
+    name: str = server.get("/v1/models").json()["data"][0]["id"]
+    return name
+
+
+def test_no_request_fails_when_workers_and_engines_are_killed(images: Server) -> None:
+    def prepared() -> float:
+        return images.metric("penstock:media_images_total", outcome="decoded")
+
+    async def run() -> list[dict[str, Any]]:
+        before = prepared()
+        bodies = [body(noise(28, 28 * (1 + number % 4), number), max_tokens=30) for number in range(120)]
+        running = asyncio.ensure_future(chats(images, bodies))
+        for number, role in ((10, "media-worker"), (30, "engine"), (50, "media-worker")):
+            await asyncio.to_thread(
+                wait_until, lambda most=number: prepared() - before > most, 60, "progress"
+            )
+            images.children(role)[0].kill()
+        return await running
+
+    replies = asyncio.run(run())
+    assert len(replies) == 120
+    wait_until(lambda: images.metric("penstock:engine_up") == 2, 90, "the engine being up again")
+    wait_until(lambda: len(images.children("media-worker")) == 2, 90, "the workers being up again")
