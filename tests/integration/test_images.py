@@ -74,8 +74,8 @@ def test_a_picture_is_decoded_once_and_encoded_once_per_engine(images: Server) -
     wait_until(lambda: outcome("remembered") + outcome("found") + outcome("decoded") >= 60, 30, "metrics")
     assert outcome("decoded") - before["decoded"] == 1
     assert outcome("found") - before["found"] <= 2  # once for each other API server
-    wait_until(lambda: images.metric("penstock:images_encoded_total") >= 1, 30, "the engines' metrics")
-    assert images.metric("penstock:images_encoded_total") <= 2
+    wait_until(lambda: images.metric("penstock:encoder_images_total") >= 1, 30, "the engines' metrics")
+    assert images.metric("penstock:encoder_images_total") <= 2
 
 
 def test_another_picture_has_another_reply(images: Server) -> None:
