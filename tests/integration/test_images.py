@@ -24,13 +24,17 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Three API servers, two engines, two media workers."""
     fleet = ("--api-server-count", "3", "--data-parallel-size", "2")
     with Server(*OPTIONS, *fleet, directory=tmp_path_factory.mktemp("images")) as server:
+        store = store_of(server)
+        assert store.exists()
         yield server
-    assert not store_directories(server.process.pid)
+    assert not store.exists()
 
 
-def store_directories(supervisor: int) -> list[Path]:
-    """Stores that are left in shared memory of a supervisor that has ended."""
-    return [path for path in Path("/dev/shm").glob("penstock-*") if str(supervisor) in path.name]
+def store_of(server: Server) -> Path:
+    """The directory of the media cache."""
+    files = server.children("media-worker")[0].open_files()
+    [account] = [Path(file.path) for file in files if file.path.endswith("/account")]
+    return account.parent
 
 
 def body(*pictures: bytes, text: str = "What is it?", **more: Any) -> dict[str, Any]:
