@@ -38,6 +38,7 @@ NEEDED = {
     "test_gemini.py": "google.genai",
     "test_conformance.py": "llm_comply",
     "test_frameworks.py": "langgraph",
+    "test_images.py": "google.genai",
     "test_vectors.py": "cohere",
     "test_vectors_openai2.py": "llama_index.embeddings.text_embeddings_inference",
 }
