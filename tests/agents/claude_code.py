@@ -45,7 +45,10 @@ def rules(folder: Path, *, reload: str, long_report: str) -> list[dict[str, Any]
         *task(
             "claude-picture",
             call(("Read", {"file_path": str(folder / "pump.png")})),
-            call(read, after=("Read", "cannot see it")),
-            report("Nobody sees the pump.", ("Read", "speed = 3")),
+            {
+                **call(read),
+                "match": {"tool": "Read", "regex": r"^\s*$"},
+            },  # the picture alone, which is no text
+            report("The pump is seen.", ("Read", "speed = 3")),
         ),
     ]

@@ -107,7 +107,8 @@ def server(root: Path) -> Iterator[Server]:
     script.write_text(json.dumps({"rules": rules}))
     scripted = ("--engine", "synthetic", "--synthetic-script", str(script), "--synthetic-step-ms", "2")
     model = ("--max-model-len", "200000", "--reasoning-parser", "think", "--model-alias", ALIAS)
-    options = (*scripted, *model, "--data-parallel-size", "2", "--api-key", KEY, "--access-log", "all")
+    sees = ("--synthetic-image-tokens", "64", "--media-workers", "1")
+    options = (*scripted, *model, *sees, "--data-parallel-size", "2", "--api-key", KEY, "--access-log", "all")
     with Server(*options, directory=root) as running:
         (root / "supervisor.pid").write_text(str(running.process.pid))
         yield running

@@ -36,9 +36,12 @@ def test_run_two_commands_at_once(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("agent", ["claude"], indirect=True)
-def test_a_picture_does_not_end_the_conversation(agent: Agent) -> None:
+def test_a_picture_is_seen(agent: Agent) -> None:
+    """Read by a tool, and sent again with every turn that follows: it is prepared once."""
     (agent.folder / "pump.png").write_bytes(base64.b64decode(PIXEL))
-    assert agent.run("claude-picture") == "Nobody sees the pump."
+    before = metric(agent.server, "penstock:media_images_total")
+    assert agent.run("claude-picture") == "The pump is seen."
+    assert metric(agent.server, "penstock:media_images_total") >= before + 2
 
 
 @pytest.mark.parametrize("agent", ["claude"], indirect=True)

@@ -49,6 +49,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def translated(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a gateway for which the server speaks chat completions alone."""
+    pools = tmp_path_factory.mktemp("translated") / "endpoints.yaml"
+    pools.write_text(f"pools:\n- {{name: chat, endpoints: ['{server.url}'], apis: [chat]}}\n")
+    with gateway(options=("--endpoints-file", str(pools)), python=PYTHON) as front:
+        yield front.url
+
+
 @pytest.fixture(scope="module", params=["direct", "gateway"])
 def url(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "direct":
@@ -121,6 +130,26 @@ def test_openai_responses(url: str) -> None:
             model=MODEL, previous_response_id=first.id, input=more, max_output_tokens=3
         )
         assert then.usage.input_tokens_details.image_tokens == 2 * TOKENS  # type: ignore[union-attr]
+
+
+def test_translated_requests(translated: str) -> None:
+    """The gateway makes chats of them: images in results of tools follow in the user's message."""
+    given: Any = [
+        {"role": "user", "content": [{"type": "input_image", "image_url": URL, "detail": "auto"}]},
+        {"type": "function_call", "call_id": "c", "name": "view", "arguments": "{}"},
+        {
+            "type": "function_call_output",
+            "call_id": "c",
+            "output": [{"type": "input_image", "image_url": URL}],
+        },
+    ]
+    with openai.OpenAI(base_url=f"{translated}/v1", api_key="none", max_retries=0) as client:
+        usage = client.responses.create(model=MODEL, input=given, max_output_tokens=3, store=False).usage
+        assert usage.input_tokens_details.image_tokens == 2 * TOKENS  # type: ignore[union-attr]
+    with anthropic.Anthropic(base_url=translated, api_key="none", max_retries=0) as claude:
+        message: Any = {"role": "user", "content": [BLOCK, BLOCK]}
+        seen = claude.messages.create(model=MODEL, max_tokens=3, messages=[message]).usage
+        assert read_tokens(seen) > 2 * TOKENS
 
 
 def test_anthropic_messages(url: str) -> None:

@@ -294,6 +294,7 @@ def _usage(fields: dict[str, Any]) -> TokenUsage | None:
         completion or 0,
         None if cached is None else min(cached, prompt),
         _count(_detail(fields, "completion_tokens_details", "reasoning_tokens")),
+        min(prompt, _count(_detail(fields, "prompt_tokens_details", "image_tokens")) or 0),
     )
 
 
