@@ -1,8 +1,8 @@
 """An honest client in a process of its own, that measures the gaps between the events of its stream.
 
-``python -m tests.hostile.bystander URL`` streams completions one after the other until its standard input
-closes, and writes one JSON line then. A second clock in the same process ticks meanwhile: how late its ticks
-come is the machine's share of the gaps.
+``python -m tests.hostile.bystander URL [KEY]`` streams completions one after the other until its standard
+input closes, and writes one JSON line then. A second clock in the same process ticks meanwhile: how late its
+ticks come is the machine's share of the gaps.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Gaps(msgspec.Struct, frozen=True):
 class Bystander:
     """The process; use it as a context, inside which others attack."""
 
-    def __init__(self, url: str) -> None:
-        command = [sys.executable, "-m", "tests.hostile.bystander", url]
+    def __init__(self, url: str, key: str = "") -> None:
+        command = [sys.executable, "-m", "tests.hostile.bystander", url, key]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.gaps: Gaps
 
@@ -76,7 +76,8 @@ class Bystander:
 class _Client:
     """Streams one completion after the other over one connection at a time."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str = "") -> None:
+        self._key = key
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or 80
         self.gaps: list[float] = []
@@ -100,6 +101,7 @@ class _Client:
         fields = {"prompt": "x", "stream": True, "stream_interval_ms": INTERVAL_MS, "ignore_eos": True}
         body = json.dumps(fields | {"max_tokens": 200}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
+        head += f"Authorization: Bearer {self._key}\r\n" if self._key else ""
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         start = await reader.readuntil(b"\r\n\r\n")
         if not start.startswith(b"HTTP/1.1 200"):
@@ -133,8 +135,8 @@ async def _ticks(late: list[float]) -> None:
         late.append(time.perf_counter() - before - TICK_S)
 
 
-async def _main(url: str) -> None:
-    client, late = _Client(url), [0.0]
+async def _main(url: str, key: str = "") -> None:
+    client, late = _Client(url, key), [0.0]
     tasks = [asyncio.create_task(client.run()), asyncio.create_task(_ticks(late))]
     await asyncio.to_thread(sys.stdin.read)
     for task in tasks:
@@ -147,4 +149,4 @@ async def _main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1]))
+    asyncio.run(_main(*sys.argv[1:]))
