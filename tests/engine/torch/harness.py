@@ -301,8 +301,10 @@ def make_model(kind: str, directory: Path, **changes: Any) -> transformers.PreTr
         for absent in ("intermediate_size", "num_key_value_heads"):
             options.pop(absent)
     if kind in OTHER_PARTS:
-        tied = {name: options[name] for name in ("tie_word_embeddings",) if name in options}
-        options = OTHER_PARTS[kind] | tied | {"text_config": options}
+        names = "tie_word_embeddings", *OTHER_PARTS[kind]
+        whole = OTHER_PARTS[kind] | {name: options[name] for name in names if name in options}
+        text = {name: value for name, value in options.items() if name not in OTHER_PARTS[kind]}
+        options = whole | {"text_config": text}
     config = type(known)(**options)
     seeing = kind in OTHER_PARTS
     auto = transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
