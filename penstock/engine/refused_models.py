@@ -27,7 +27,7 @@ _KINDS: dict[str, Refusal] = {
     ),
     "aria blip-2 chameleon cohere2_vision deepseek_ocr deepseek_vl_v2 ernie4_5_moe_vl ernie4_5_vl_moe "
     "gemma3n glm46v glm4v glm4v_moe hunyuan_vl idefics2 internvl internvl_chat kimi_k25 kimi_vl "
-    "lfm2_vl llava_next llava_onevision minicpmo minicpmv molmo molmo2 ovis2 paddleocr_vl paligemma "
+    "lfm2_vl llava_onevision minicpmo minicpmv molmo molmo2 ovis2 paddleocr_vl paligemma "
     "phi3_v phi4mm pixtral qwen2_5_omni qwen2_audio qwen3_omni_moe qwen3_vl "
     "qwen3_vl_moe step3_vl ultravox voxtral": Refusal(
         "it takes images or sound besides text; the engine runs language models alone, and Penstock serves "

@@ -50,6 +50,18 @@ def llava(directory: Path) -> None:
     _write(directory, "llava", "LlavaProcessor", images, _tokenizer(["<image>"]), **more)
 
 
+def llava_next(directory: Path) -> None:
+    from transformers import LlavaNextImageProcessorPil as Images
+
+    images = Images(
+        size={"shortest_edge": 28},
+        crop_size={"height": 28, "width": 28},
+        image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
+    )
+    more = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    _write(directory, "llava_next", "LlavaNextProcessor", images, _tokenizer(["<image>"]), **more)
+
+
 def idefics3(directory: Path, family: str = "idefics3", name: str = "Idefics3Processor") -> None:
     from transformers import Idefics3ImageProcessorPil as Images
 
@@ -87,6 +99,7 @@ def qwen2_vl(directory: Path) -> None:
 
 FAMILIES = {
     "llava": llava,
+    "llava_next": llava_next,
     "idefics3": idefics3,
     "smolvlm": smolvlm,
     "gemma3": gemma3,

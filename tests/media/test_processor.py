@@ -39,6 +39,7 @@ def test_what_stands_around_pictures(results: dict[str, Any]) -> None:
     around = {family: tuple(results[family]["description"][:3]) for family in FAMILIES}
     assert around == {
         "llava": ("<image>", "", ""),
+        "llava_next": ("<image>", "", ""),
         "idefics3": ("<image>", "", ""),
         "smolvlm": ("<image>", "", ""),
         "gemma3": ("<start_of_image>", "\n\n", "\n\n"),

@@ -165,6 +165,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama4": _CHUNKED,
     "llama4_text": _CHUNKED | {"interleave_moe_layer_step": 2, "num_experts_per_tok": 2},
     "llava": {},
+    "llava_next": {},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
     "ministral": {"head_dim": 8, "sliding_window": 24},
     "ministral3": {"head_dim": 8, "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.5}},
@@ -209,6 +210,10 @@ _TOWER: dict[str, Any] = {
     "patch_size": 4,
     "initializer_range": 0.4,
 }
+_LLAVA: dict[str, Any] = {
+    "vision_config": _TOWER | {"model_type": "clip_vision_model", "projection_dim": 32},
+    "image_token_index": IMAGE,
+}
 _PATCHES: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": 4, "initializer_range": 0.4}
 _IDEFICS = {"vision_config": _TOWER, "scale_factor": 2, "image_token_id": IMAGE}
 OTHER_PARTS: dict[str, dict[str, Any]] = {
@@ -245,10 +250,8 @@ OTHER_PARTS: dict[str, dict[str, Any]] = {
     },
     "gemma4": {},
     "idefics3": _IDEFICS,
-    "llava": {
-        "vision_config": _TOWER | {"model_type": "clip_vision_model", "projection_dim": 32},
-        "image_token_index": IMAGE,
-    },
+    "llava": _LLAVA,
+    "llava_next": _LLAVA | {"image_grid_pinpoints": [[32, 32]]},
     "qwen2_5_vl": {
         "vision_config": _PATCHES
         | {

@@ -25,6 +25,7 @@ SEEING_FAMILIES: dict[str, SeeingFamily] = {
     "gemma3": SeeingFamily(whole_spans=True),
     "idefics3": SeeingFamily(dimensions=5),
     "llava": SeeingFamily(),
+    "llava_next": SeeingFamily(dimensions=5),
     "qwen2_5_vl": SeeingFamily(dimensions=2, grid_positions=True),
     "qwen2_vl": SeeingFamily(dimensions=2, grid_positions=True),
     "smolvlm": SeeingFamily(dimensions=5),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isqrt
+from math import isqrt, prod
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from penstock.engine.torch.media.families import SeeingFamily
 
-MOST_TILES = 17
-"""Tiles of a picture by the processors of Idefics 3 and SmolVLM: four by four, and the whole."""
+MOST_TILES = 16
+"""Of a picture, by the processors of Idefics 3 and SmolVLM, beside the whole."""
 
 
 def largest_picture(family: SeeingFamily, config: Any, most: int) -> dict[str, NDArray[Any]]:
@@ -25,5 +25,12 @@ def largest_picture(family: SeeingFamily, config: Any, most: int) -> dict[str, N
             "pixel_values": np.ones((side * side, values), np.float32),
             "image_grid_thw": np.array([[1, side, side]]),
         }
-    tiles = (1,) if family.dimensions == 4 else (1, MOST_TILES)
-    return {"pixel_values": np.ones((*tiles, 3, vision.image_size, vision.image_size), np.float32)}
+    size, tiles = int(vision.image_size), 1
+    arrays: dict[str, NDArray[Any]] = {}
+    if sizes := getattr(config, "image_grid_pinpoints", None):
+        arrays["image_sizes"] = np.array([max(sizes, key=prod)])
+        tiles += int((arrays["image_sizes"] // size).prod())
+    elif family.dimensions == 5:
+        tiles += MOST_TILES
+    shape = (1, tiles, 3, size, size) if family.dimensions == 5 else (1, 3, size, size)
+    return arrays | {"pixel_values": np.ones(shape, np.float32)}

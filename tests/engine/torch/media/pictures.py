@@ -39,6 +39,13 @@ def _idefics(random: np.random.Generator) -> tuple[Arrays, list[int]]:
     return arrays, [*([MARKS[0], *[IMAGE] * 4] * tiles), MARKS[1]]
 
 
+def _llava_next(random: np.random.Generator) -> tuple[Arrays, list[int]]:
+    """A picture of 30 x 20 in four tiles of 16 x 16, and the whole: features of padding are left out, and each
+    row has one more."""
+    arrays = {"pixel_values": pixels(random, 1, 5, 3, 16, 16), "image_sizes": np.array([[20, 30]])}
+    return arrays, [IMAGE] * (16 + 6 * 9)
+
+
 def _gemma(random: np.random.Generator) -> tuple[Arrays, list[int]]:
     return {"pixel_values": pixels(random, 1, 3, 24, 24)}, [MARKS[0], *[IMAGE] * 9, MARKS[1]]
 
@@ -57,6 +64,7 @@ FAMILIES: dict[str, Callable[[np.random.Generator], tuple[Arrays, list[int]]]] =
     "gemma3": _gemma,
     "idefics3": _idefics,
     "llava": _llava,
+    "llava_next": _llava_next,
     "qwen2_5_vl": _qwen,
     "qwen2_vl": _qwen,
     "smolvlm": _idefics,
@@ -139,7 +147,7 @@ def together(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
     if not pictures:
         return {}
     names = pictures[0].arrays
-    axis = 1 if names["pixel_values"].ndim == 5 else 0
+    axis = 1 if "pixel_attention_mask" in names else 0
     return {
         name: torch.from_numpy(np.concatenate([each.arrays[name] for each in pictures], axis)).to(DEVICE)
         for name in names
