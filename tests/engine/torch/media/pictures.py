@@ -40,8 +40,8 @@ def _idefics(random: np.random.Generator) -> tuple[Arrays, list[int]]:
 
 
 def _llava_next(random: np.random.Generator) -> tuple[Arrays, list[int]]:
-    """A picture of 30 x 20 in four tiles of 16 x 16, and the whole: features of padding are left out, and each
-    row has one more."""
+    """A picture of 30 x 20 in four tiles of 16 x 16, and the whole: features of padding are left out, and
+    each row has one more."""
     arrays = {"pixel_values": pixels(random, 1, 5, 3, 16, 16), "image_sizes": np.array([[20, 30]])}
     return arrays, [IMAGE] * (16 + 6 * 9)
 
