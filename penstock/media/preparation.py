@@ -195,10 +195,12 @@ class PicturePreparer:
         if size > self._store.capacity:
             text = f"the image has {size} bytes when it is prepared, and {self._store.capacity} are kept"
             raise Refused("too_large", f"{text} (--media-cache)")
+        loop = asyncio.get_running_loop()
         deadline = time.monotonic() + ROOM_S
         while True:
             try:
-                return await asyncio.to_thread(self._store.write, key, *prepared)
+                # In the same thread: a worker takes one core.
+                return await loop.run_in_executor(self._decoder, self._store.write, key, *prepared)
             except StoreFull as error:
                 if time.monotonic() > deadline:
                     raise Refused("busy", f"the media cache has no room (--media-cache): {error}") from None
