@@ -8,7 +8,7 @@ from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL
 from penstock.supervisor.children.actions import Action, Kill, ProcessName, Send, Spawn
 from penstock.supervisor.children.lifecycle import Phase
 from penstock.supervisor.children.process_manager import ProcessManager
-from penstock.supervisor.children.restart_policy import FIRST_DELAY_S
+from penstock.supervisor.children.restart_policy import FIRST_DELAY_S, MAX_MEDIA_DELAY_S
 from penstock.wire.control import Drain, ProcessFailed, Ready, Stop
 from tests.supervisor.children.managers import (
     ENGINE,
@@ -119,6 +119,30 @@ def test_the_coordinator_is_started_first_and_is_not_needed_for_serving() -> Non
         assert deadline is not None, said_now
         now = deadline
         manager.tick(now)
+    assert manager.phase is Phase.SERVING
+
+
+def test_media_workers_are_awaited_restarted_soon_and_not_needed_for_serving() -> None:
+    first, second = (ProcessName("media-worker", index) for index in range(2))
+    manager = make(media_workers=2)
+    assert manager.start(0.0)[1:3] == [Spawn(first, 0), Spawn(second, 0)]
+    for name in (ENGINE, SERVER, first):
+        manager.report(name, Ready(), 1.0)
+    assert manager.phase is Phase.STARTING
+    manager.report(second, Ready(), 1.0)
+    now = 1.0
+    for death in range(1, 21):
+        manager.exited(first, -signal.SIGKILL, now)
+        deadline = manager.next_deadline()
+        assert deadline is not None
+        assert deadline - now <= MAX_MEDIA_DELAY_S
+        now = deadline
+        assert manager.tick(now) == [Spawn(first, death)]
+        manager.report(first, Ready(), now)
+    for name in (first, second):
+        while "giving up" not in " ".join(errors(manager.exited(name, 1, now))):
+            now += MAX_MEDIA_DELAY_S
+            manager.tick(now)
     assert manager.phase is Phase.SERVING
 
 
