@@ -89,6 +89,11 @@ class PageSupply:
             lease.close()
         self._leases.clear()
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is, or will be, something to settle."""
+        return bool(self._transfers or self._settled)
+
     def take_settled(self) -> list[tuple[Want, str]]:
         """What has come since the last call, with an empty code, or will not come, with that of its streams'
         failure. Who still needs it is to look again."""

@@ -92,7 +92,8 @@ class Scheduler:
     def take_aborted(self) -> StepRows:
         """The ends of aborted streams, with all that they held back, of streams that failed in the queue, and
         of those whose pictures will not come; frees their slots."""
-        parts = [] if self.streams.media is None else [self._admission.settle_pages()]
+        media = self.streams.media
+        parts = [self._admission.settle_pages()] if media is not None and media.pages.is_pending else []
         if self._queue.has_finished():
             parts.append(self._queue.take_finished())
         if self._aborted:
