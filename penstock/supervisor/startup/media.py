@@ -31,7 +31,8 @@ _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
 class Media(NamedTuple):
-    """What children learn of it; without workers there is no store."""
+    """What children learn of it. Without workers there is no store, but for engines of a host that has no API
+    servers: they get pages from those of other hosts."""
 
     directory: str | None = None
     workers: int = 0
@@ -44,7 +45,7 @@ def media_of(config: ServeConfig, model: ResolvedModel, api_servers: int) -> Ite
     """A store in memory for the ``api_servers`` of this host, which is removed at the end; those that killed
     servers left behind are at the start. Raises ConfigError, StartupError."""
     workers = _workers(config, model) if api_servers else 0
-    if not workers:
+    if not workers and (api_servers or not _engines_take_pages(config, model)):
         yield Media()
         return
     with contextlib.ExitStack() as stack:
@@ -82,6 +83,12 @@ def _workers(config: ServeConfig, model: ResolvedModel) -> int:
             "or serve it for text: --language-model-only"
         )
     return wanted or max(1, min(MAX_AUTO_WORKERS, _cores() // CORES_PER_WORKER))
+
+
+def _engines_take_pages(config: ServeConfig, model: ResolvedModel) -> bool:
+    """Whether engines take pictures that another host's workers prepare: Penstock's own do."""
+    text = config.media_workers == 0 or not config.max_images or config.runner == "pooling"
+    return not text and config.engine != "vllm" and _takes_pictures(config, model)
 
 
 def _takes_pictures(config: ServeConfig, model: ResolvedModel) -> bool:
