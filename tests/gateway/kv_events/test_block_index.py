@@ -51,6 +51,18 @@ def cached(index: BlockIndex, ids: bytes, endpoint: Endpoint = A, now: float = 0
     return index.cached(ids, [endpoint], now, **more).get(endpoint, 0)  # type: ignore[arg-type]
 
 
+def test_blocks_with_pictures_are_not_those_of_their_tokens() -> None:
+    """Nor those of another picture; text before them is everybody's."""
+    index = BlockIndex()
+    source, ids = follow(index), [1, 2, 3, 4, 5, 49, 49, 49, 49, 49, 7, 8, 9]
+    for number, name in enumerate(("aa", "bb")):
+        keys = [None, [[name, 1]], [[name, -3]]]
+        index.apply(source, [stored([10 * number + each for each in range(3)], ids[:12], extra_keys=keys)])
+    assert index.size == 6
+    assert len(swept(index)) == 5
+    assert cached(index, tokens(*ids)) == 4
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_it_knows_what_engines_find(seed: int) -> None:
     rng = random.Random(seed)

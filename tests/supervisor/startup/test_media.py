@@ -56,8 +56,12 @@ def test_no_worker_for_text(llava: ResolvedModel, options: dict[str, Any]) -> No
     assert media_for(llava, **options) == Media()
 
 
-def test_a_host_without_api_servers_has_none(llava: ResolvedModel) -> None:
-    assert media_for(llava, api_servers=0) == Media()
+def test_a_host_of_engines_alone_has_a_store_and_no_workers(llava: ResolvedModel) -> None:
+    """Its engines get pages from the API servers of other hosts."""
+    found = media_for(llava, api_servers=0, media_cache=1 << 20)
+    assert (found.directory is not None, *found[1:]) == (True, 0, 1 << 20)
+    for options in ({"media_workers": 0}, {"language_model_only": True}, {"engine": "vllm"}):
+        assert media_for(llava, api_servers=0, **options) == Media()
 
 
 def test_the_synthetic_engine_takes_pictures_when_it_is_told_to() -> None:
