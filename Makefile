@@ -88,7 +88,8 @@ test-vllm: $(VLLM_VENV)/.installed  ## The tests of --engine vllm and --attach, 
 	$(VLLM_VENV)/bin/python -m pytest --slow -k "not torch" $(ARGS) \
 		tests/engine/attach tests/dialects/test_fields.py tests/integration/test_vllm.py \
 		tests/integration/test_vllm_lora.py tests/integration/test_vllm_transfer.py tests/integration/test_golden.py \
-		tests/integration/test_attach_vllm.py tests/integration/test_vllm_weight_transfer.py
+		tests/integration/test_attach_vllm.py tests/integration/test_vllm_weight_transfer.py \
+		tests/integration/test_vllm_images.py
 
 $(VLLM_VENV)/.installed: requirements-vllm.txt pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)

@@ -159,12 +159,14 @@ class AttachedPictures:
 
 
 def media_info(model_dir: str) -> MediaInfo | None:
-    """What config.json says of the token that stands for pictures; None: the model takes none."""
+    """What config.json says of pictures; None: the model takes none. The token is 0 where it names none:
+    the pages say which tokens get features."""
     try:
         config = msgspec.json.decode(Path(model_dir, "config.json").read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError):
         return None
-    return next((MediaInfo(config[name]) for name in IMAGE_TOKENS if isinstance(config.get(name), int)), None)
+    tokens = [config[name] for name in IMAGE_TOKENS if isinstance(config.get(name), int)]
+    return MediaInfo(*tokens[:1] or [0]) if tokens or "vision_config" in config else None
 
 
 def _feature(

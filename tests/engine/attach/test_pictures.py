@@ -219,9 +219,11 @@ def test_what_adapters_change_has_another_identifier(store: MediaStore) -> None:
     assert (feature["identifier"], feature["mm_hash"]) == (f"name:{'01' * 32}", "01" * 32)
 
 
-def test_models_without_a_token_for_pictures_take_none(tmp_path: Path) -> None:
+def test_models_that_take_pictures_have_a_vision_part(tmp_path: Path) -> None:
+    assert media_info(str(tmp_path)) is None
+    (tmp_path / "config.json").write_text('{"vocab_size": 9}')
     assert media_info(str(tmp_path)) is None
     (tmp_path / "config.json").write_text('{"vision_config": {}}')
-    assert media_info(str(tmp_path)) is None
+    assert media_info(str(tmp_path)) == MediaInfo(0)
     (tmp_path / "config.json").write_text('{"image_token_index": 7}')
     assert media_info(str(tmp_path)) == MediaInfo(7)
