@@ -120,6 +120,57 @@ def model(server: Server) -> str:
     return name
 
 
+def test_every_api_sees_a_picture_and_counts_what_the_engine_gets(images: Server) -> None:
+    picture = png(SIDE, SIDE, 9)
+    data, url = base64.b64encode(picture).decode(), data_url(picture)
+    chat, text = body(picture), body()
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    talk = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Look."}, block]}]}
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
+    turns = {
+        "contents": [{"parts": [{"text": "Look."}, {"inlineData": {"mimeType": "image/png", "data": data}}]}]
+    }
+    with httpx.Client(base_url=images.url, timeout=120) as client:
+
+        def post(path: str, request: dict[str, Any], status: int = 200) -> Any:
+            reply = client.post(path, json=request)
+            assert reply.status_code == status, reply.text
+            return reply.json()
+
+        [card] = client.get("/v1/models").json()["data"]
+        assert card["input_modalities"] == ["text", "image"]
+        model = card["id"]
+        usage = post("/v1/chat/completions", chat)["usage"]
+        details = usage["prompt_tokens_details"]
+        assert (details["image_tokens"], details["multimodal_tokens"]) == (TOKENS, {"image": TOKENS})
+        counted = post("/tokenize", {"messages": chat["messages"]})
+        assert counted["count"] == len(counted["tokens"]) == usage["prompt_tokens"]
+        plain = post("/v1/chat/completions", text)["usage"]["prompt_tokens_details"]
+        assert plain["multimodal_tokens"] is None
+        assert "image_tokens" not in plain
+        error = post("/v1/chat/completions/render", chat, 400)["error"]
+        assert error["param"] == "messages[0].content[1].image_url.url"
+        said = post("/v1/messages", talk | {"max_tokens": 2})["usage"]
+        count = post("/v1/messages/count_tokens", talk)["input_tokens"]
+        assert count == said["input_tokens"] + said.get("cache_read_input_tokens", 0)
+        first = post("/v1/responses", {"input": [item], "max_output_tokens": 2})
+        assert first["usage"]["input_tokens_details"]["image_tokens"] == TOKENS
+        more = {"input": [item], "previous_response_id": first["id"]}
+        then = post("/v1/responses", more | {"max_output_tokens": 2})["usage"]
+        assert then["input_tokens_details"]["image_tokens"] == 2 * TOKENS
+        assert post("/v1/responses/input_tokens", more)["input_tokens"] == then["input_tokens"]
+        path = f"/v1beta/models/{model}"
+        seen = post(f"{path}:generateContent", turns | {"generationConfig": {"maxOutputTokens": 2}})
+        assert seen["usageMetadata"]["promptTokenCount"] == post(f"{path}:countTokens", turns)["totalTokens"]
+        asked = {"model": model, "stream": False, "options": {"num_predict": 2}}
+        told = post(
+            "/api/chat", asked | {"messages": [{"role": "user", "content": "Look.", "images": [data]}]}
+        )
+        assert told["prompt_eval_count"] > TOKENS
+        same = post("/api/generate", asked | {"prompt": "Look.", "images": [data]})
+        assert same["prompt_eval_count"] == told["prompt_eval_count"]
+
+
 def test_no_request_fails_when_workers_and_engines_are_killed(images: Server) -> None:
     def prepared() -> float:
         return images.metric("penstock:media_images_total", outcome="decoded")
