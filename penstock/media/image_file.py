@@ -13,6 +13,9 @@ from penstock.media.refused import Refused
 # Sizes are checked here, before and after Pillow has read a header.
 Image.MAX_IMAGE_PIXELS = None
 
+MAX_RATIO = 200
+"""Longer side to shorter one, as Qwen2-VL has it. Processors that scale the shorter side to theirs (CLIP: to
+336 pixels) would make 3.7 billion pixels of 1 x 32768."""
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -75,6 +78,11 @@ def _check_size(width: int, height: int, limits: PictureLimits) -> None:
         raise Refused(
             "too_large",
             f"the picture has {width} x {height} pixels; at most {limits.max_side:,} a side are served",
+        )
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise Refused(
+            "too_large",
+            f"the picture has {width} x {height} pixels; one side is at most {MAX_RATIO} times the other",
         )
 
 

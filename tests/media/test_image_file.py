@@ -173,6 +173,10 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: files.png(1, 40_000),
         "too_large: the picture has 1 x 40000 pixels; at most 32,768 a side",
     ),
+    "a strip": (
+        lambda: files.png(1, 201),
+        "too_large: the picture has 1 x 201 pixels; one side is at most 200 times",
+    ),
     "no pixel": (lambda: files.png(0, 3), "invalid: the picture has 0 x 3 pixels"),
     "webp": (lambda: webp_header(16_383, 16_383), "too_large: the picture has 16383 x 16383"),
     "webp, huge": (lambda: webp_header(1 << 24, 1 << 8), "too_large: the picture has 16777216 x 256"),
@@ -283,6 +287,7 @@ def test_limits_are_the_callers() -> None:
         "too_large: the picture has 2"
     )
     assert open_picture(data, PictureLimits(len(data), 384, 24, 1)).size == (24, 16)
+    assert open_picture(files.png(200, 1), LIMITS).size == (200, 1)
 
 
 def test_any_bytes_are_a_picture_or_refused() -> None:
