@@ -59,6 +59,8 @@ class RopePositions:
         self._token = token
         self._merge = merge
         self._delta = np.zeros(slots, np.int64)
+        self._ends = np.zeros(slots, np.int32)
+        """Where the last picture of each slot ends; 0: it has none."""
         self._prompts: dict[int, I32] = {}
         """By slot: positions up to the end of the last picture."""
 
@@ -69,24 +71,27 @@ class RopePositions:
     def begin(self, slot: int, prompt: I32, media: Sequence[MediaItem]) -> None:
         """The slot has a stream with pictures, which have been checked."""
         self._prompts[slot], self._delta[slot] = rope_positions(prompt, media, self._token, self._merge)
+        self._ends[slot] = self._prompts[slot].shape[1]
 
     def end(self, slot: int) -> None:
         """The slot's stream has left; it may have had no pictures."""
-        self._delta[slot] = 0
+        self._delta[slot] = self._ends[slot] = 0
         self._prompts.pop(slot, None)
 
     def of(self, batch: Batch, positions: Ints) -> Ints | None:
-        """The positions of a flat batch for the rotary embedding: int64[3, T] if it has features of pictures,
-        else int64[T]; None: they are ``positions`` int64[T], those in the histories."""
-        if not self._prompts or self._prompts.keys().isdisjoint(batch.slots.tolist()):
+        """The positions of a flat batch for the rotary embedding: int64[3, T] if it has tokens up to the last
+        picture of a prompt, else int64[T]; None: they are ``positions`` int64[T], those in the histories."""
+        if not self._prompts:
             return None
-        rope: Ints = positions + np.repeat(self._delta[batch.slots], batch.count)
-        ends = np.cumsum(batch.count)
-        for part in np.flatnonzero(np.isin(batch.slots, list(self._prompts))).tolist():
-            known, start = self._prompts[int(batch.slots[part])], int(batch.start[part])
-            count = min(int(batch.count[part]), known.shape[1] - start)
-            if count > 0:
-                rope = np.repeat(rope[None], 3, 0) if rope.ndim == 1 else rope
-                first = int(ends[part] - batch.count[part])
-                rope[:, first : first + count] = known[:, start : start + count]
+        delta = self._delta[batch.slots]
+        seeing = np.flatnonzero(batch.start < self._ends[batch.slots])
+        if not len(seeing) and not np.count_nonzero(delta):
+            return None
+        rope: Ints = positions + np.repeat(delta, batch.count)
+        if len(seeing):
+            rope = np.repeat(rope[None], 3, 0)
+        for part in seeing.tolist():
+            start, first = int(batch.start[part]), int(batch.count[:part].sum())
+            known = self._prompts[int(batch.slots[part])][:, start : start + int(batch.count[part])]
+            rope[:, first : first + known.shape[1]] = known
         return rope
