@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from penstock.config.serve import ServeConfig
+from penstock.engine.base import RequestRejected
 from penstock.engine.media.page_supply import PageSupply
 from penstock.engine.torch import model as model_module
 from penstock.engine.torch.engine import TorchEngine
@@ -191,12 +192,21 @@ def test_kernels_and_recorded_decodes(family: Family, monkeypatch: pytest.Monkey
     made = Recordings()
     monkeypatch.setattr(model_module, "find_kernel", lambda device: KERNEL)
     monkeypatch.setattr(model_module, "find_capture", lambda device: made)
-    engine = family.engine(max_num_seqs=2, enforce_eager=family.kind == "gemma3")
+    engine = family.engine(max_num_seqs=2, max_model_len=128, enforce_eager=family.kind == "gemma3")
     assert_alike(family.expected, tokens_of(engine, [family.ask(stream) for stream in family.prompts]))
     assert made.replayed >= TOKENS or family.kind == "gemma3"
 
 
-@pytest.mark.parametrize("family", ["llava"], indirect=True)
+@pytest.mark.parametrize("family", ["qwen2_vl"], indirect=True)
+def test_a_grid_of_another_picture_is_refused(family: Family) -> None:
+    request = family.ask(1)
+    (item,) = request.media
+    wrong = msgspec.structs.replace(item, grid=(1, item.grid[1] + 2, item.grid[2]))
+    with pytest.raises(RequestRejected, match=r"media\[0\]: a grid of \[1, .* features next to each other"):
+        family.engine().submit(0, msgspec.structs.replace(request, media=(wrong,)))
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"], indirect=True)
 def test_sleep_and_other_weights(family: Family, tmp_path: Path) -> None:
     """Features are forgotten with the weights that made them, and the encoder gets others as well."""
     engine = family.engine()
