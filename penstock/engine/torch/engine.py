@@ -254,7 +254,9 @@ class TorchEngine:
         return None if self.media is None else self.media.pages
 
     def close(self) -> None:
-        """Leave the process group. Memory is freed with the process."""
+        """Leave the process group, and finish writing pages. Memory is freed with the process."""
+        if self.pages is not None:
+            self.pages.close()
         if self._group is not None:
             self._group.close()
 

@@ -134,6 +134,10 @@ class WeightMap:
         if unknown:
             raise ValueError(f"the model has no parameter for {shown(unknown)}")
         tied = {name for name in parts if self._tied.get(name, name) != name and self._tied[name] in parts}
+        places = {name: place for place, name in enumerate(tensors)}
+        for target, each in parts.items():
+            if rules[target] is None:  # the latest source may have another name for it
+                each[:] = [max(each, key=lambda part: places[part[1]])]
         return [
             Conversion(target, tuple(each), rules[target])
             for target, each in parts.items()

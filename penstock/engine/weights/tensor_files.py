@@ -47,6 +47,7 @@ class TensorFiles:
         """Raises ValueError for what cannot be read, lacks a tensor or has one twice, and for files that are
         others than the source says."""
         self.tensors: dict[str, StoredTensor] = {}
+        """By name; those of later sources come later."""
         self.count = 0
         """Tensors in all sources."""
         self.whole = bool(sources) and not sources[0].is_part
@@ -74,7 +75,8 @@ class TensorFiles:
         missing = [name for name in wanted if name not in found]
         if missing:
             raise ValueError(f"{source.path} has no tensor {shown(missing)}")
-        self.tensors |= {name: found[name] for name in wanted}
+        added = {name: found[name] for name in wanted}
+        self.tensors = {name: each for name, each in self.tensors.items() if name not in added} | added
         self.count += len(wanted)
         return set(wanted)
 

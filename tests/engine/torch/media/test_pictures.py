@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected
@@ -223,6 +224,11 @@ def test_sleep_and_other_weights(family: Family, tmp_path: Path) -> None:
     engine.weights.load(plan, drop_cache=True, in_step=False, tick=lambda: None)
     expected = {stream: generated(other, prompt, TOKENS) for stream, prompt in family.prompts.items()}
     assert_alike(expected, tokens_of(engine, requests))
+    named_as_text = {"model.norm.weight": torch.full((32,), 2.0), "lm_head.weight": torch.ones(320, 32)}
+    save_file(named_as_text, tmp_path / "text.safetensors")
+    plan = engine.weights.plan([WeightSource(str(tmp_path / "text.safetensors"), [*named_as_text])])
+    engine.weights.load(plan, drop_cache=True, in_step=False, tick=lambda: None)
+    assert bool((engine.model.whole.model.language_model.norm.weight == 2.0).all())
 
 
 @pytest.mark.parametrize("family", ["idefics3"], indirect=True)
