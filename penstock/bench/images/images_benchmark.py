@@ -280,7 +280,7 @@ class _Run:
             posts = stack.enter_context(PictureLoad(server.url, pictures, POSTERS))
             for number in range(count):
                 role = ROLES[number % len(ROLES)]
-                pids = self._all_up(server.pid, role, wanted[role])
+                pids = self._all_up(server.pid, role, wanted[role], server.url)
                 psutil.Process(pids[number // len(ROLES) % len(pids)]).kill()
                 kills[role] += 1
                 time.sleep(min(KILL_INTERVAL_S, self._left("a kill")))
@@ -333,9 +333,10 @@ class _Run:
         self._post(url, _always(body), count, status)
         return (cpu_time(pids).total - before) / count * 1e6
 
-    def _all_up(self, supervisor: int, role: str, wanted: int) -> list[int]:
-        """The processes of a role, once all of them run."""
-        while len(pids := _pids(supervisor, role)) < wanted:
+    def _all_up(self, supervisor: int, role: str, wanted: int, url: str) -> list[int]:
+        """The processes of a role, once all of them run, and all engines take requests: without any the
+        server refuses requests (503), which are not lost."""
+        while len(pids := _pids(supervisor, role)) < wanted or (role == "engine" and not _engines_ready(url)):
             time.sleep(min(0.05, self._left(f"the restart of a process of role {role}")))
         return pids
 
@@ -352,6 +353,14 @@ def _pids(supervisor: int, role: str) -> list[int]:
             if title(child).startswith(f"penstock: {role}"):
                 found.append(child.pid)
     return sorted(found)
+
+
+def _engines_ready(url: str) -> bool:
+    try:
+        status = httpx.get(f"{url}/status", timeout=5, trust_env=False).json()
+    except (httpx.HTTPError, ValueError):  # of an API server that has been killed
+        return False
+    return all(each["state"] == "ready" for each in status["engines"])
 
 
 def _store_of(supervisor: int) -> Path:
