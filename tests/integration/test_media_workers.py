@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import shutil
 import signal
@@ -60,10 +61,14 @@ def prepare(run_dir: str, worker: int, data: bytes) -> MediaPrepared:
         request = msgspec.msgpack.encode(PrepareMedia(1))
         writer.write(HEAD.pack(len(request), len(data)) + request + data)
         answers = []
-        for _ in range(2):
-            size, _ = HEAD.unpack(await reader.readexactly(HEAD.size))
-            answers.append(msgspec.msgpack.decode(await reader.readexactly(size), type=FromMediaWorker))
-        writer.close()
+        try:
+            for _ in range(2):
+                size, _ = HEAD.unpack(await reader.readexactly(HEAD.size))
+                answers.append(msgspec.msgpack.decode(await reader.readexactly(size), type=FromMediaWorker))
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
         assert isinstance(answers[0], MediaDescription)
         assert isinstance(answers[1], MediaPrepared)
         return answers[1]

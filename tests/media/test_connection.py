@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import logging
 import os
@@ -92,8 +93,10 @@ class Peer:
         assert answer.number == number
         return answer
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
 
 class Worker:
@@ -108,12 +111,15 @@ class Worker:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Worker]:
         log = RateLimitedLog(logging.getLogger("penstock.media"))
+        before = asyncio.all_tasks()
         server = await asyncio.start_unix_server(MediaConnections(self.preparer, log).serve, self.path)
         try:
             yield self
         finally:
             self.processor.may_go.set()
             server.close()
+            while asyncio.all_tasks() - before:  # the worker's ends of the connections
+                await asyncio.sleep(0)
             await asyncio.sleep(0)
 
     @asynccontextmanager
@@ -124,7 +130,7 @@ class Worker:
             assert description == MediaDescription(image_token(DEMO)[0], processor="synthetic")
             yield peer
         finally:
-            peer.close()
+            await peer.close()
 
 
 Case = Callable[[Worker, Peer], Coroutine[Any, Any, None]]
