@@ -118,8 +118,8 @@ class Worker:
         finally:
             self.processor.may_go.set()
             server.close()
-            while asyncio.all_tasks() - before:  # the worker's ends of the connections
-                await asyncio.sleep(0)
+            if ends := asyncio.all_tasks() - before:  # the worker's ends of the connections
+                await asyncio.wait(ends)
             await asyncio.sleep(0)
 
     @asynccontextmanager
