@@ -190,6 +190,13 @@ def test_a_picture_that_has_ended_two_workers_is_refused(store: MediaStore) -> N
         assert store.begin_attempt(key(2))
 
 
+def test_attempts_are_counted_where_there_is_no_room(store: MediaStore) -> None:
+    for attempts in range(1, MAX_ATTEMPTS + 1):
+        assert store.begin_attempt(key(1))
+        (counted,) = Path(store.directory, "attempts").iterdir()
+        assert (counted.stat().st_size, counted.stat().st_blocks) == (attempts, 0)
+
+
 def test_the_attempts_of_so_many_pictures_are_counted(
     store: MediaStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
