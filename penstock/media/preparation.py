@@ -43,6 +43,11 @@ _IN_THREAD_BYTES = 256 << 10
 """Larger files are decoded from base64, and hashed, in a thread."""
 
 
+def tenant_of(salt: str) -> str:
+    """The tenant of a request's salt; empty: none."""
+    return salt[:TENANT_CHARACTERS]
+
+
 class _Made(NamedTuple):
     """A lease, and how the pages came about."""
 
@@ -86,7 +91,7 @@ class PicturePreparer:
 
     async def _prepare(self, request: PrepareMedia, data: bytes) -> MediaPrepared:
         began = time.monotonic()
-        tenant = request.salt[:TENANT_CHARACTERS]
+        tenant = tenant_of(request.salt)
         if request.url:
             async with self._fetches.turn(tenant):
                 data = await fetch(request.url, self._policy)

@@ -308,6 +308,40 @@ def test_what_waits_is_bounded(play: Callable[[Case], None], monkeypatch: pytest
     play(case)
 
 
+def test_a_tenant_leaves_room_for_others(
+    play: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.media.connection.MAX_WAITING", 4)
+
+    async def case(worker: Worker, peer: Peer) -> None:
+        worker.processor.may_go.clear()
+        sent = [peer.send(png(color=color), salt="a" * 32 + str(color)) for color in range(3)]
+        assert (await peer.ask(png(), salt="a" * 32)).code == "busy"
+        sent.append(peer.send(png(), salt="b" * 32))
+        assert (await peer.ask(png(), salt="c" * 32)).code == "busy", "no room is left at all"
+        worker.processor.may_go.set()
+        answers = [await peer.receive() for _ in sent]
+        assert {each.number for each in answers if isinstance(each, MediaPrepared)} == {*sent}
+        assert isinstance(await peer.ask(png(), salt="a" * 32), MediaPrepared), "none waits any more"
+
+    play(case)
+
+
+def test_a_worker_that_ends_with_connections_logs_nothing(tmp_path: Path) -> None:
+    complaints: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        worker = Worker(tmp_path, FetchPolicy())
+        async with worker.running(), worker.connected():
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()  # as a loop does when it ends
+            await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    assert not complaints
+
+
 def test_a_peer_that_does_not_speak_the_language_is_cut(play: Callable[[Case], None]) -> None:
     async def case(worker: Worker, peer: Peer) -> None:
         for nonsense in (HEAD.pack(3, 0) + b"\xc1\xc1\xc1", HEAD.pack(1 << 30, 0)):
