@@ -172,6 +172,21 @@ def test_another_engine_shows_the_line_for_vllms() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "here"),
+    [
+        ("--mm-processor-cache-gb 2", "--media-cache 2Gi"),
+        ("--mm-processor-cache-gb 0.3", "--media-cache 322122547"),
+        ("--mm-processor-cache-gb 0", ""),
+        ("--mm-preprocess-cache-size-mb 512", "--media-cache 512Mi"),
+        ("--media-url-max-file-size-mb 8", "--media-max-bytes 8Mi"),
+    ],
+)
+def test_sizes_become_bytes(given: str, here: str) -> None:
+    text = refusal(f"m {given}")
+    assert text.partition("Write: penstock serve m")[2].split() == here.split()
+
+
+@pytest.mark.parametrize(
     ("given", "coordinator"),
     [
         ("--data-parallel-address h --data-parallel-rpc-port 9", "tcp://h:9"),

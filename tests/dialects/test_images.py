@@ -106,6 +106,12 @@ def chat(**fields: Any) -> dict[str, Any]:
 PLACE = "messages[0].content[1]"
 SEEN: list[tuple[str, Any, str, str, str]] = [
     ("chat", user(chat(image_url={"url": URL, "detail": "low"})), f"{PLACE}.image_url.url", URL, "low"),
+    # As Qwen's examples write it, and other clients that do not know better.
+    *(
+        ("chat", user(chat(image_url=url)), f"{PLACE}.image_url", url, "auto")
+        for kind in ("image", "image/*", "image/bmp", "application/octet-stream")
+        for url in [f"data:{kind};base64,{DATA}"]
+    ),
     ("chat", user(chat(image_url=WEB, uuid="u")), f"{PLACE}.image_url", WEB, "auto"),
     (
         "chat",

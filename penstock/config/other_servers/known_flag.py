@@ -16,6 +16,8 @@ class MappedFlag(msgspec.Struct, frozen=True):
     """Whether ``flag`` has the value already."""
     granted: tuple[str, ...] = ()
     """Values that ask for what is here anyway; they are accepted."""
+    unit: str = ""
+    """What the other server's numbers count, where ``flag`` counts bytes: Mi or Gi. 0 is left out."""
 
 
 class IgnoredFlag(msgspec.Struct, frozen=True):

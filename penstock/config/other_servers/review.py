@@ -24,7 +24,7 @@ from penstock.config.other_servers.known_flag import (
 from penstock.config.other_servers.lookup import Spelling, find, find_abbreviated
 from penstock.config.other_servers.vllm_values import OF_THE_SERVER, is_vllms, translated
 from penstock.config.rules.serve_rules import NOT_OF_VLLM
-from penstock.config.values import LONGEST_SHOWN, convert
+from penstock.config.values import LONGEST_SHOWN, MULTIPLIERS, convert, parse_number
 
 SECRET = frozenset({"--hf-api-token", "--hf-token"})
 """Flags of other servers whose values no message shows."""
@@ -323,6 +323,9 @@ class Review:
             self._model = list(each.values)
         elif each.flag.name in _COORDINATOR:
             self._coordinator[each.flag.name] = each.values[0]
+        elif here.unit:
+            size = _in_bytes(each.values[0], here.unit)
+            self._renamed += [] if size == "0" else [here.flag, size]
         else:
             self._renamed += [*here.flag.split(), *(() if here.alone else each.values)]
 
@@ -343,6 +346,15 @@ class Review:
             lacks = "does not take this value" if each.shared and each.values else "has none like it"
             problem += f" with --engine vllm; the {self._engine} engine {lacks}{_reason(advice)}"
         self.problems.append(problem)
+
+
+def _in_bytes(number: str, unit: str) -> str:
+    """``4`` and ``Gi`` are ``4Gi``; bytes if that is no whole number of them. What is no number stays."""
+    try:
+        size = round(parse_number(number) * MULTIPLIERS[unit])
+    except ValueError:
+        return number
+    return number + unit if size and number.isdigit() else str(size)
 
 
 def _name(token: str) -> str:

@@ -61,8 +61,14 @@ ADVICE: dict[str, tuple[str, Advice]] = {
     "--enable-multimodal": ("0", IgnoredFlag("every model that takes pictures is served with them")),
     "--language-only": ("0", MappedFlag("--language-model-only")),
     "--limit-mm-data-per-request": ("1", MappedFlag("--limit-mm-per-prompt")),
-    "--media-url-max-file-size-mb": ("1", MappedFlag("--media-max-bytes", "in bytes, with units: 32Mi")),
-    "--mm-preprocess-cache-size-mb": ("1", MappedFlag("--media-cache", "in bytes, with units: 4Gi")),
+    "--media-url-max-file-size-mb": (
+        "1",
+        MappedFlag("--media-max-bytes", "in bytes, with units: 32Mi", unit="Mi"),
+    ),
+    "--mm-preprocess-cache-size-mb": (
+        "1",
+        MappedFlag("--media-cache", "in bytes, with units: 4Gi", unit="Mi"),
+    ),
     "--mm-processor-worker-num": ("1", MappedFlag("--media-workers")),
     "--mm-io-worker-num": ("1", MappedFlag("--media-workers")),
     "--dist-init-addr": ("1", Unsupported("engines on other hosts join at --coordinator tcp://HOST:PORT")),

@@ -33,7 +33,9 @@ ADVICE: dict[str, Advice] = {
     "--otlp-traces-endpoint": MappedFlag("--otlp-endpoint", "http://HOST:4318, OTLP over HTTP"),
     "--shutdown-timeout": MappedFlag("--drain-timeout"),
     "--h11-max-incomplete-event-size": MappedFlag("--max-header-bytes", "of a request's line and headers"),
-    "--mm-processor-cache-gb": MappedFlag("--media-cache", "in bytes, with units: 4Gi"),
+    "--mm-processor-cache-gb": MappedFlag(
+        "--media-cache", "in bytes, with units: 4Gi", granted=("4",), unit="Gi"
+    ),
     "--data-parallel-address": MappedFlag("--coordinator", _ONE_ADDRESS),
     "--data-parallel-rpc-port": MappedFlag("--coordinator", _ONE_ADDRESS),
     "--data-parallel-rank": MappedFlag("--data-parallel-start-rank", _HOSTS),

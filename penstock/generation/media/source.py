@@ -23,9 +23,10 @@ class ImageSource(NamedTuple):
 
 _HEAD = 256
 """Characters of a URL that are looked at: its rest may be millions."""
-_TYPE = re.compile(r"(image/(?!svg)[\w.+-]+)?", re.ASCII | re.IGNORECASE)
+_TYPE = re.compile(r"(image(/(?!svg)[\w.+*-]+)?|application/octet-stream)?", re.ASCII | re.IGNORECASE)
+"""What a picture is said to be; its first bytes decide. Qwen's examples write ``data:image;base64,…``."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/=_\s-]+")
-_TYPES = "image/png, image/jpeg, image/webp or image/gif"
+_TYPES = "image/png, image/jpeg, image/webp, image/gif or image/bmp"
 _URLS = "a data: URL with base64, such as data:image/png;base64,iVBORw0…, or an https: or http: URL"
 
 
