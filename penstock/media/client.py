@@ -53,6 +53,7 @@ Memo: TypeAlias = tuple[bytes, str, str]
 _HEAD = struct.Struct("<II")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromMediaWorker).decode
+_decode_description = msgspec.msgpack.Decoder(MediaDescription).decode
 
 
 class WantedPicture(NamedTuple):
@@ -102,10 +103,12 @@ class MediaClient:
     # -- workers
 
     async def start(self) -> MediaDescription:
-        """Connect to the workers, and wait for the first one's description."""
+        """Connect to the workers, and wait for the first description that there is: an API server that starts
+        again serves text even if no worker runs."""
         self._described = asyncio.get_running_loop().create_future()
         self._tasks = [asyncio.create_task(self._keep_connected(worker)) for worker in self._workers]
-        return await self._described
+        kept = self._store.description()
+        return await self._described if kept is None else _decode_description(kept)
 
     async def close(self) -> None:
         """End the connections, and all that waits for them."""

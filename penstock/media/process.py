@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 
+import msgspec
 import uvloop
 
 from penstock.config.rules.allowed_hosts import AllowedHosts
@@ -92,6 +93,7 @@ async def _serve(control: ControlChannel, preparer: PicturePreparer) -> int:
     server = await asyncio.start_unix_server(connections.serve, path)
     loop.add_reader(control.fileno(), on_command)
     preparer.on_hung = lambda: end(EXIT_FAILED)
+    preparer.store.describe(msgspec.msgpack.encode(preparer.processor.description))
     control.ready({"processor": preparer.processor.description.processor})
     try:
         while not ended.done():

@@ -34,6 +34,9 @@ MAX_COUNTED = 1024
 FLIGHTS = 256
 """Files whose locks are taken to write a key: keys that share one wait for each other."""
 _UNFINISHED = "new-"
+_DESCRIPTION = "description"
+_OTHERS = frozenset({"account", _DESCRIPTION})
+"""Files that are no pages."""
 _ACCOUNT = struct.Struct("<QQB")
 """Bytes, files, and whether these are right: a process that is killed while it changes them leaves 0."""
 
@@ -105,6 +108,23 @@ class MediaStore:
     def close(self) -> None:
         """Let go of the directory. Leases go on."""
         os.close(self._account)
+
+    # -- what workers tell all API servers
+
+    def describe(self, description: bytes) -> None:
+        """Keep how the processor puts pictures into prompts: API servers that start later need no worker."""
+        fd, name = tempfile.mkstemp(dir=f"{self.directory}/locks")
+        with open(fd, "wb") as file:
+            file.write(description)
+        os.rename(name, f"{self.directory}/{_DESCRIPTION}")
+
+    def description(self) -> bytes | None:
+        """The latest one; None: no worker has been ready."""
+        try:
+            with open(f"{self.directory}/{_DESCRIPTION}", "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
 
     # -- reading
 
@@ -247,7 +267,7 @@ class MediaStore:
         found = []
         with os.scandir(self.directory) as entries:
             for entry in entries:
-                if entry.name != "account" and entry.is_file(follow_symlinks=False):
+                if entry.name not in _OTHERS and entry.is_file(follow_symlinks=False):
                     status = entry.stat(follow_symlinks=False)
                     used_at = 0 if entry.name.startswith(_UNFINISHED) else status.st_mtime_ns
                     found.append(_File(used_at, entry.path, status.st_size))
