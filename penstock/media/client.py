@@ -97,6 +97,8 @@ class MediaClient:
         self._known: OrderedDict[Memo, MediaPrepared] = OrderedDict()
         """The longest unused first."""
         self._known_bytes = 0
+        self.alone = asyncio.Lock()
+        """Of a request that found no room for its pictures beside those of others."""
         self._held: dict[MediaKey, tuple[Lease, int]] = {}
         """Leases, and how many requests have each."""
 

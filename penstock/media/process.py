@@ -41,6 +41,7 @@ def run(control: ControlChannel) -> int:
     assert launch.media_dir is not None
     processor = load_processor(launch)
     store = MediaStore(launch.media_dir, launch.media_capacity)
+    store.describe(msgspec.msgpack.encode(processor.description))
     preparer = PicturePreparer(processor, store, launch.config, _policy(launch.config))
     code: int = uvloop.run(_serve(control, preparer))
     return code
@@ -93,7 +94,6 @@ async def _serve(control: ControlChannel, preparer: PicturePreparer) -> int:
     server = await asyncio.start_unix_server(connections.serve, path)
     loop.add_reader(control.fileno(), on_command)
     preparer.on_hung = lambda: end(EXIT_FAILED)
-    preparer.store.describe(msgspec.msgpack.encode(preparer.processor.description))
     control.ready({"processor": preparer.processor.description.processor})
     try:
         while not ended.done():

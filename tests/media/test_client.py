@@ -181,3 +181,13 @@ def test_a_request_that_is_cancelled_leaves_the_picture_to_the_others(
             assert len(sent) == 1
 
     asyncio.run(run())
+
+
+def test_an_api_server_that_starts_again_needs_no_worker(tmp_path: Path, store: MediaStore) -> None:
+    store.describe(msgspec.msgpack.encode(MediaDescription("<image>")))
+
+    async def run() -> None:
+        async with connected(tmp_path, store, 1):
+            pass
+
+    asyncio.run(run())

@@ -230,3 +230,12 @@ def test_two_processes_share_a_small_store(store: MediaStore) -> None:
         assert other.do("True")
     there = [path for path in Path(store.directory).iterdir() if path.is_file() and path.name != "account"]
     assert store.used_bytes() == sum(path.stat().st_size for path in there) <= store.capacity
+
+
+def test_the_description_is_no_page(tmp_path: Path) -> None:
+    store = MediaStore(str(tmp_path), 1 << 20)
+    assert store.description() is None
+    store.describe(b"first")
+    store.describe(b"second")
+    assert MediaStore(str(tmp_path), 1 << 20).description() == b"second"
+    assert store.used_bytes() == 0

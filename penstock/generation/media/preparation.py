@@ -17,6 +17,7 @@ from penstock.media.client import MediaClient, WantedPicture
 from penstock.media.refused import Refused
 from penstock.wire.media.worker import MediaDescription, MediaPrepared
 
+BUSY = "media_busy"
 _BASE64 = ";base64"
 
 
@@ -57,6 +58,17 @@ class Pictures:
         """Raises ApiError for the first picture that cannot be prepared. ``parts``: of the request's
         :class:`LiftedBody`."""
         wanted = [(source.field, _wanted(source, salt, parts)) for source in sources]
+        try:
+            await self._prepare_all(wanted)
+        except ApiError as error:
+            if error.code != BUSY or len(wanted) == 1:
+                raise
+            # Requests that hold some of their pictures may wait for each other's room: now one at a time.
+            self._release_all()
+            async with self._client.alone:
+                await self._prepare_all(wanted)
+
+    async def _prepare_all(self, wanted: Sequence[tuple[str, WantedPicture]]) -> None:
         work = [asyncio.ensure_future(self._prepare_one(*each)) for each in wanted]
         try:
             self.prepared = [await each for each in work]
@@ -147,7 +159,7 @@ def _wanted(source: ImageSource, salt: str, parts: Sequence[memoryview]) -> Want
 def _api_error(error: Refused, field: str) -> ApiError:
     message = f"{field}: {error.message}"
     if error.code == "busy":
-        return unavailable(message, "media_busy")
+        return unavailable(message, BUSY)
     if error.code == "internal":
         return ApiError(500, message, param=field, code="media_error")
     return ApiError(400, message, param=field, code="invalid_image")
