@@ -32,11 +32,16 @@ from penstock.wire.media.worker import media_socket
 
 log = logging.getLogger(__name__)
 
+NICENESS = 10
+"""A media worker takes all of a core when it can. Where cores are few, text goes first: events of streams wait
+for no picture."""
+
 
 def run(control: ControlChannel) -> int:
     """Run the media worker of ``control.launch``; returns the exit code. Raises SupervisorGone, ConfigError,
     and OSError for a store or socket that cannot be used."""
     control.progress("loading the processor")
+    os.nice(NICENESS)
     launch = control.launch
     assert launch.media_dir is not None
     processor = load_processor(launch)

@@ -30,8 +30,9 @@ from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch import attention
 from penstock.engine.torch.attention_metadata import token_positions
+from penstock.engine.torch.media.families import is_whole_only
 from penstock.engine.torch.model import PagedModel
-from penstock.engine.torch.model_loader import read_shape
+from penstock.engine.torch.model_loader import Head, read_shape
 from tests.engine.torch.harness import make_model
 
 STREAMS, WINDOW, PROMPT, BLOCK_SIZE = 64, 8, 24, 16
@@ -65,7 +66,8 @@ class Study:
         self.streams = streams
         self.shape = read_shape(str(directory))
         config = ServeConfig(device="cpu", threads=1, **options)
-        self.model = PagedModel(str(directory), config, self.shape, dtype=dtype, device=CPU)
+        head: Head = "seeing" if is_whole_only(directory) else "text"
+        self.model = PagedModel(str(directory), config, self.shape, dtype=dtype, device=CPU, head=head)
         self.blocks = BlockTables(self.streams, self.streams * -(-longest // BLOCK_SIZE), BLOCK_SIZE, longest)
         for slot in range(self.streams):
             self.blocks.allocate_one(slot, -(-longest // BLOCK_SIZE))

@@ -17,8 +17,9 @@ from penstock.engine.torch import model as model_module
 from penstock.engine.torch.engine import TorchEngine
 from penstock.engine.torch.lora.adapter_reader import AdapterReader
 from penstock.engine.torch.lora.lora_layers import AdapterWeights
+from penstock.engine.torch.media.families import is_whole_only
 from penstock.engine.torch.model import PagedModel
-from penstock.engine.torch.model_loader import read_shape
+from penstock.engine.torch.model_loader import Head, read_shape
 from penstock.engine.torch.sampling import listed_bounds
 from penstock.engine.torch.sampling.sampler import SOME_CANDIDATES
 from penstock.wire.messages import Adapter
@@ -65,7 +66,8 @@ def batch_of(*counts: int) -> Batch:
 def run_model(directory: Path, fake_cuda: FakeCuda, dtype: torch.dtype) -> None:
     """Record decodes, replay one, and run a batch with prompts."""
     shape = read_shape(str(directory))
-    model = PagedModel(str(directory), fake_config(), shape, dtype=dtype, device=CUDA)
+    head: Head = "seeing" if is_whole_only(directory) else "text"
+    model = PagedModel(str(directory), fake_config(), shape, dtype=dtype, device=CUDA, head=head)
     model.make_cache(40, BLOCK_SIZE)
     assert (model._graphs is None) == (model.attention.tables is None)
     for batch in batch_of(1, 1, 1), batch_of(1, 1, 5, 7):
