@@ -33,8 +33,8 @@ from penstock.wire.media.worker import media_socket
 log = logging.getLogger(__name__)
 
 NICENESS = 10
-"""A media worker takes all of a core when it can. Where cores are few, text goes first: events of streams wait
-for no picture."""
+"""A media worker takes all of a core when it can. Where cores are few, text goes first: events of streams
+wait for no picture."""
 
 
 def run(control: ControlChannel) -> int:
