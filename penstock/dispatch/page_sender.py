@@ -46,14 +46,13 @@ class PageSender:
 
     def _next(self, rank: int) -> None:
         waiting = self._sending[rank]
-        first = waiting[0]
-        engine = first.engine
-        if engine.link is None or engine.connections != first.connection:
-            del self._sending[rank]
-            return
-        self._connections.send(engine, encode(first.next_piece()))
-        if first.done:
+        while waiting and not waiting[0].is_wanted:
             waiting.pop(0)
+        if waiting:
+            first = waiting[0]
+            self._connections.send(first.engine, encode(first.next_piece()))
+            if first.done:
+                waiting.pop(0)
         if waiting:
             asyncio.get_running_loop().call_later(PACE_S, self._next, rank)
         else:
@@ -66,12 +65,17 @@ class _Sending:
     def __init__(self, engine: EngineState, key: bytes, view: memoryview, connection: int) -> None:
         """``view``: the sealed file; empty: it is not there."""
         self.engine = engine
-        self.connection = connection
+        self._connection = connection
         self._key = key
         self._view = view
         self._at = 0
         self._digest = hashlib.blake2b(digest_size=32)
         self.done = False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the connection over which the engine has asked is there still."""
+        return self.engine.link is not None and self.engine.connections == self._connection
 
     def next_piece(self) -> PagePiece:
         data = self._view[self._at : self._at + PIECE]

@@ -46,7 +46,7 @@ def test_objects_that_stay_and_collections_are_seen(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(NoOpEngine, "step", leaky)
     (found,) = engine_benchmark.measure(BenchEngineConfig(rows=[4], steps=200), print).runs
-    assert 2000 <= found.tracked_objects < 2100
+    assert 1990 <= found.tracked_objects < 2100  # a few others may go meanwhile
     assert found.collections >= 1
 
 
