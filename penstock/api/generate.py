@@ -174,7 +174,8 @@ class GenerationRoutes:
                 await request.http.reply_json(plan.answer)
                 return
             del lifted
-            await self._prepare_images(request, plan)
+            if plan.images:
+                await self._prepare_images(request, plan)
             if plan.compaction is not None:
                 plan, prompts = await self._compacted(request, dialect, plan, prompts, info)
             if plan.warning is not None:
@@ -186,7 +187,8 @@ class GenerationRoutes:
             elif plan.constraint is not None and plan.constraint.optional:
                 constrain(plan, None)
             hints = self.routing_hints(request.http, plan.session)
-            await self._prepare_images(request, plan)
+            if plan.images:
+                await self._prepare_images(request, plan)
             if prompts is None:
                 prompts = self._tokenize(plan)
             if prompts is None:
