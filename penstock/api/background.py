@@ -98,7 +98,7 @@ class BackgroundRun:
     def listen(self, listener: Listener) -> None:
         self._listener = listener
 
-    def release(self) -> None:
+    def release(self, kept: int = 0) -> None:
         pass
 
     def unread(self) -> int:

@@ -67,8 +67,9 @@ class EventSink(Protocol):
         """Set the reply's listener, once per reply."""
         ...
 
-    def release(self) -> None:
-        """The application has no use for the request's body any more; its bytes are not counted from here."""
+    def release(self, kept: int = 0) -> None:
+        """The application has no use for what it has read of the request's body, but for ``kept`` bytes: no
+        more are counted from here."""
         ...
 
     def unread(self) -> int:

@@ -29,7 +29,7 @@ class FakeSink:
     def listen(self, listener: Listener) -> None:
         self.listener = listener
 
-    def release(self) -> None:
+    def release(self, kept: int = 0) -> None:
         pass
 
     def unread(self) -> int:

@@ -42,11 +42,15 @@ class BodyRest:
         self._limit = limit
         self._rounds = rounds
 
+    def _kept(self) -> int:
+        """Bytes that are held when the latest part has been read: they stay in the server's account."""
+        return 0
+
     async def read(self) -> bytes:
         """The next part; empty at the end. Raises ClientGone, and ApiError if the rest does not come."""
         self.begun = True
         part = await self._http.read_part()
-        self._http.sink.release()
+        self._http.sink.release(self._kept())
         await self._rounds.spend(len(part))
         self.size += len(part)
         self.complete = not part or self.size == self.left  # the server may answer before the end is read

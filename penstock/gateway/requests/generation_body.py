@@ -49,6 +49,9 @@ class CheckedRest(BodyRest):
         self._limit_all = limits.max_read
         self._latest = b""
 
+    def _kept(self) -> int:
+        return self._scan.text_bytes
+
     async def read(self) -> bytes:
         """Raises ApiError also for a body that is not what its beginning was taken for."""
         self._scan.forget()
@@ -118,7 +121,7 @@ async def read_generation(http: HttpRequest, caller: Caller, limits: BodyLimits)
         await limits.rounds.spend(len(part))
         if scan.size > limit:
             raise too_large(limit)
-        if not (may_stream and scan.in_value and tried < scan.values < MAX_TRIES):
+        if not (may_stream and scan.in_value and scan.size != length and tried < scan.values < MAX_TRIES):
             continue
         tried = scan.values
         if scan.size > MAX_BEGINNING or scan.text_bytes > BEGINNING:

@@ -2,7 +2,8 @@
 
 In its place stands a *mark* with its digest. What decides on a request (model, limits, the text by whose
 beginning servers are chosen) is read in the rest, which is small; so is what is changed in the body. The rest
-is valid JSON if the body is, as base64 has neither quotes nor backslashes.
+is valid JSON if the body is, as base64 has neither quotes nor backslashes. Marks have a number that is drawn
+for each body, so that no client can write one, and ask for more bytes than it sends.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import secrets
 from collections.abc import Mapping
 
 import msgspec
@@ -26,17 +28,22 @@ TURN_BYTES = 512 << 10
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_"
 _IS_OTHER = bytes(byte not in _ALPHABET for byte in range(256))
 _PREFIX = b"PenstockLongValue+++"
-_DIGEST_BYTES = 20
-MARK_BYTES = len(_PREFIX) + 2 * _DIGEST_BYTES
+_NONCE_BYTES, _DIGEST_BYTES = 16, 20
+_EVERY = b"0" * 2 * _NONCE_BYTES
+MARK_BYTES = len(_PREFIX) + 2 * (_NONCE_BYTES + _DIGEST_BYTES)
 """A multiple of 4, as of base64."""
-_marks = re.compile(rb"%b[0-9a-f]{%d}" % (re.escape(_PREFIX), 2 * _DIGEST_BYTES)).finditer
+_ESCAPE_BYTES = len("u0041")
+"""The most of an escape that looks like base64, after its backslash."""
+_marks = re.compile(rb"%b[0-9a-f]{%d}" % (re.escape(_PREFIX), MARK_BYTES - len(_PREFIX))).finditer
 _tokens = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL).finditer
 
 
 class LongValues(msgspec.Struct, frozen=True):
-    """The base64 of a body, in pieces, by mark. A client that writes a mark itself gets what it has sent."""
+    """The base64 of a body, in pieces, by mark."""
 
     by_mark: Mapping[bytes, list[bytes]]
+    nonce: bytes = b""
+    """Of the marks."""
 
     def filled(self, text: bytes) -> list[bytes]:
         """The pieces of a body that has marks: each of them replaced."""
@@ -50,9 +57,12 @@ class LongValues(msgspec.Struct, frozen=True):
     def __bool__(self) -> bool:
         return bool(self.by_mark)
 
-    def count(self, text: bytes) -> int:
-        """How many marks a text has."""
-        return sum(match[0] in self.by_mark for match in _marks(text))
+    def compared(self, text: bytes) -> tuple[bytes, int]:
+        """A text whose marks are the same for the same base64 in every body, and how many it has."""
+        if not self:
+            return text, 0
+        marks = sum(match[0] in self.by_mark for match in _marks(text))
+        return text.replace(self.nonce, _EVERY) if marks else text, marks
 
 
 NO_VALUES = LongValues({})
@@ -74,6 +84,7 @@ class LongValueScan:
         """Base64 at the end of what was searched,"""
         self._run_bytes = 0
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        self._nonce = secrets.token_hex(_NONCE_BYTES).encode()
         self._values: dict[bytes, list[bytes]] = {}
 
     @property
@@ -112,7 +123,7 @@ class LongValueScan:
         self._search(bytes(self._waiting))
         self._waiting.clear()
         self._end_run()
-        return bytes(self._text), LongValues(self._values)
+        return bytes(self._text), LongValues(self._values, self._nonce)
 
     def beginning(self) -> tuple[bytes, bytes]:
         """What has come, for :attr:`in_value`: with marks, ended so that it is JSON; and its bytes. What
@@ -150,6 +161,10 @@ class LongValueScan:
         self._extend(piece[last + 1 :])
 
     def _extend(self, piece: bytes) -> None:
+        if not self._run_bytes and (at := self._text.rfind(b"\\", -_ESCAPE_BYTES)) >= 0:
+            rest = at + 1 + _ESCAPE_BYTES - len(self._text)  # it may be of an escape, such as \n
+            self._text += piece[:rest]
+            piece = piece[rest:]
         if piece:
             self._digest.update(piece)
             self._run_bytes += len(piece)
@@ -169,7 +184,7 @@ class LongValueScan:
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
     def _mark(self) -> bytes:
-        return _PREFIX + self._digest.hexdigest().encode()
+        return b"%b%b%b" % (_PREFIX, self._nonce, self._digest.hexdigest().encode())
 
 
 def split(body: bytes) -> tuple[bytes, LongValues]:

@@ -165,7 +165,7 @@ def read_request(
         )
     ]
     check_meaning(raw, (*texts, bytes(body.tools)))
-    prompt = b"".join(texts)
+    prompt, pictures = values.compared(b"".join(texts))
     return RequestBody(
         raw=raw,
         model=model,
@@ -178,7 +178,7 @@ def read_request(
         background=bytes(body.background) == b"true",
         most_output=_most_output(body),
         transfer_field=_transfer_field(body),
-        pictures=values.count(prompt) if values else 0,
+        pictures=pictures,
     )
 
 

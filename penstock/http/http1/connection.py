@@ -410,10 +410,10 @@ class ServerProtocol(Protocol):
         self._refuse(self._state.budget.refusal())
         self._account()
 
-    def release(self) -> None:
-        """The application has no use for the request's body any more."""
-        if self._request is not None and self._request.body_size:
-            self._request.body_size = 0
+    def release(self, kept: int = 0) -> None:
+        """The application has no use for the request's body any more, but for ``kept`` bytes."""
+        if self._request is not None and self._request.body_size != kept:
+            self._request.body_size = kept
             self._account()
 
     def _account(self) -> None:

@@ -313,11 +313,11 @@ class Http2Stream:
         if self.phase is StreamPhase.PAUSED:
             listener.on_pause()
 
-    def release(self) -> None:
+    def release(self, kept: int = 0) -> None:
         request = self.request
-        if request is not None and request.body_size:
-            request.body_size = 0
-            self._connection.state.budget.hold(self, 0)
+        if request is not None and request.body_size != kept:
+            request.body_size = kept
+            self._connection.state.budget.hold(self, kept)
 
     def unread(self) -> int:
         return self.held

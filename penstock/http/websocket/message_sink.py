@@ -91,8 +91,8 @@ class MessageSink:
         if self.write_paused:
             listener.on_pause()
 
-    def release(self) -> None:
-        self.request.body_size = 0
+    def release(self, kept: int = 0) -> None:
+        self.request.body_size = kept
 
     def on_body_wanted(self) -> None:
         """It has come whole."""

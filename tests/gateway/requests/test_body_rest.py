@@ -19,7 +19,7 @@ class FakeRequest:
         self.sink = self
         self._parts = iter(parts)
 
-    def release(self) -> None: ...
+    def release(self, kept: int = 0) -> None: ...
 
     async def read_part(self) -> bytes:
         return next(self._parts, b"")

@@ -36,7 +36,8 @@ class Request:
     def header(self, name: bytes) -> str | None:
         return self.fields[name].decode() if name in self.fields else None
 
-    def release(self) -> None: ...
+    def release(self, kept: int = 0) -> None:
+        self.kept = kept
 
     async def read_part(self) -> bytes:
         return next(self._parts, b"")
@@ -110,6 +111,23 @@ def test_a_body_that_ends_otherwise_never_ends_at_the_server() -> None:
             sent = [*parts(rest)]
         assert rest.body is None
         assert sum(map(len, sent)) + len(rest.beginning) < len(body)
+
+
+def test_a_body_that_ends_within_base64_is_held() -> None:
+    cut = FIRST[: 2 * PARTS]
+    received = read(cut)
+    assert received.rest is None, "the server would get all of it"
+    with pytest.raises(ApiError):
+        read_request(received.text)
+
+
+def test_text_that_is_kept_to_be_checked_is_counted() -> None:
+    text = b"word " * 50_000
+    rest = rest_of(read(FIRST[:-1] + b',"user":"%b"}' % text))
+    most = 0
+    for _ in parts(rest):
+        most = max(most, cast(Request, rest._http).kept)
+    assert len(text) - 2 * PARTS < most < len(text) + PARTS
 
 
 def test_the_rest_can_be_held() -> None:

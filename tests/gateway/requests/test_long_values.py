@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from penstock.gateway.requests import long_values
 from penstock.gateway.requests.long_values import (
     MARK_BYTES,
     MIN_VALUE_BYTES,
@@ -50,7 +51,7 @@ def test_a_body_comes_back_as_it_was(step: int) -> None:
     assert scan.size == len(body)
     assert b"".join(values.filled(text)) == body
     assert len(json.loads(text)["messages"][0]["content"]) == 7
-    assert values.count(text) == 5, "one of the edges is too short"
+    assert values.compared(text)[1] == 5, "one of the edges is too short"
     assert len(values.by_mark) == 4, "a picture that is sent twice is held once"
 
 
@@ -60,23 +61,23 @@ def test_what_is_forgotten_is_still_told_apart() -> None:
     scan.forget()
     scan.feed(body[100_000:])
     text, values = scan.finish()
-    assert text == split(body)[0]
+    whole, others = split(body)
+    assert values.compared(text) == others.compared(whole)
     assert not any(values.by_mark.values())
 
 
 def test_prompts_are_counted_and_compared_by_their_pictures_digests() -> None:
-    (one, values), (same, _), (other, _) = (split(chat(*each)) for each in ((PICTURE,), (PICTURE,), (OTHER,)))
+    one, values = split(chat(PICTURE))
     read = read_request(one, values=values)
     assert read.pictures == 1
     assert read.tokens == (len(read.prompt) - MARK_BYTES) // TOKEN_BYTES + PICTURE_TOKENS
     assert read_request(one).pictures == 0, "a client wrote the mark"
-    assert one == same
-    assert one != other
     long = {"text": "word " * 400}
-    blocks = [
-        prefix_blocks("m", read_request(split(chat(*[each] * 4, **long))[0]).prompt)
-        for each in (PICTURE, OTHER)
+    same, *blocks = [
+        prefix_blocks("m", read_request(text, values=values).prompt)
+        for text, values in (split(chat(*[each] * 4, **long)) for each in (PICTURE, PICTURE, OTHER))
     ]
+    assert same == blocks[0]
     assert blocks[0][:4] == blocks[1][:4]
     assert blocks[0][-1] != blocks[1][-1]
 
@@ -101,3 +102,30 @@ def test_whole_bodies_are_searched_by_turns() -> None:
         return turns
 
     assert asyncio.run(main()) > 3
+
+
+@pytest.mark.parametrize("before", ["\\n", "\\u00e9", "\\/", "\\\\", "\\u005c", "é\\t", "x:", ""])
+def test_escapes_before_base64_stay_whole(before: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_values, "MIN_VALUE_BYTES", 16)
+    long = "QUJD" * 6
+    body = f'{{"data:{long}":"{before}{long}","text":"{long}{before}{long}", "a":["\\n", "u"]}}'.encode()
+    for size in range(1, 40):
+        monkeypatch.setattr(long_values, "SLICE_BYTES", size)
+        scan = LongValueScan()
+        for at in range(0, len(body), 7):
+            scan.feed(body[at : at + 7])
+        text, values = scan.finish()
+        assert b"".join(values.filled(text)) == body
+        assert values.compared(text)[1] == (4 if before else 3)
+        written = json.dumps(json.loads(text), ensure_ascii=False).encode()
+        assert json.loads(b"".join(values.filled(written))) == json.loads(body)
+
+
+def test_a_mark_that_a_client_writes_stands_for_nothing() -> None:
+    """Else a body of 64 MB could ask for terabytes."""
+    text, values = split(chat(PICTURE))
+    (mark,) = values.by_mark
+    for body in (text.replace(mark, PICTURE.encode() + b" " + mark), chat(PICTURE, text=mark.decode())):
+        again, held = split(body)
+        assert held.compared(again)[1] == 1
+        assert b"".join(held.filled(again)) == body

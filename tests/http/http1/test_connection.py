@@ -523,3 +523,26 @@ def test_work_for_a_client_that_leaves_is_cancelled() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())
+
+
+def test_what_is_kept_of_a_body_that_is_read_stays_counted() -> None:
+    held = []
+
+    async def run() -> None:
+        state = ServerState()
+
+        async def app(http: HttpRequest) -> None:
+            for kept in (3, 0):
+                await http.read_part()
+                http.sink.release(kept)
+                held.append(state.budget.held)
+            await http.reply_json(b"{}")
+
+        protocol, _ = connection(app, state)
+        for part in (b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\n1234", b"5678"):
+            protocol.data_received(part)
+            await settle()
+        await end_tasks()
+
+    asyncio.run(run())
+    assert held == [3, 0]
