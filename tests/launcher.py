@@ -19,6 +19,8 @@ from typing import Any
 from setproctitle import setproctitle
 
 from penstock.cli.main import main
+from penstock.coordinator import metrics_rounds
+from penstock.dispatch.metrics_queries import MetricsQueries
 
 IMPORTED = (
     "penstock.cli.serve",
@@ -32,6 +34,10 @@ IMPORTED = (
     "penstock.gateway.process",
 )
 """What the commands and their children import before they are ready."""
+
+LATE_S = 2.0
+"""Seconds for which a scrape waits for a process: none is left out of it because the machine is busy, and
+counts of one scrape can be compared with those of the next."""
 
 SEED = {"PYTHONHASHSEED": "1"}
 """Workers of a gateway are forks, too, where it need not tell them how to hash."""
@@ -140,6 +146,8 @@ if __name__ == "__main__":
     setproctitle("penstock launcher")  # it finds its place before the environment is replaced
     for name in IMPORTED:
         importlib.import_module(name)
+    metrics_rounds.ROUND_TIMEOUT_S = LATE_S
+    MetricsQueries.__init__.__defaults__ = (LATE_S,)
     if given := _serve(socket.socket(fileno=int(sys.argv[1]))):
         sys.argv = ["penstock", *given]
         sys.exit(main())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import selectors
 import signal
 import ssl
 import subprocess
@@ -24,6 +26,7 @@ from tests.launcher import COMMAND, start
 TLS = ssl.create_default_context()
 START_S = 90.0
 END_S = 60.0
+_READY = re.compile(rb'^ready in|"message": "ready"', re.MULTILINE)
 
 
 class Server:
@@ -48,7 +51,11 @@ class Server:
         options = {} if environ is None else {"env": dict(environ)}
         command = (*within, python, *COMMAND[1:])
         self.process = start("serve", *listening, *arguments, command=command, **options)
-        self._lines: list[str] = []
+        assert self.process.stdout is not None
+        self._output = self.process.stdout
+        os.set_blocking(self._output.fileno(), False)
+        self._log = b""
+        self._reading = threading.Lock()
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -56,16 +63,30 @@ class Server:
         self.url = ""
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.append(line)
-            if line.startswith("ready in") or '"message": "ready"' in line:
-                self._ready.set()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._output, selectors.EVENT_READ)
+            while self._take_written():
+                if not self._ready.is_set() and _READY.search(self._log):
+                    self._ready.set()
+                selector.select()
         self._ready.set()
+
+    def _take_written(self) -> bool:
+        """Append what the server has written until now to the log; whether there may be more."""
+        with self._reading:
+            if self._output.closed:
+                return False
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(self._output.fileno(), 1 << 16):
+                    self._log += data
+                return False
+        return True
 
     @property
     def log(self) -> str:
-        return "".join(self._lines)
+        """Its whole lines. What was written before a reply came is there, however busy this process is."""
+        self._take_written()
+        return self._log[: self._log.rfind(b"\n") + 1].decode()
 
     def __enter__(self) -> Self:
         started = self._ready.wait(self._start_s)
@@ -98,8 +119,8 @@ class Server:
         for process in alive:
             process.kill()
         self._reader.join(END_S)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        with self._reading:
+            self._output.close()
         return alive
 
     # -- its processes
@@ -113,6 +134,13 @@ class Server:
         ]
         self._children += [process for process in found if process not in self._children]
         return found
+
+    def kill(self, *processes: psutil.Process) -> None:
+        """With SIGKILL; returns once they are gone, so that :meth:`children` are others."""
+        for process in processes:
+            process.kill()
+        _, alive = psutil.wait_procs(processes, timeout=END_S)
+        assert not alive
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples, those with these labels."""
@@ -159,13 +187,17 @@ def _title(process: psutil.Process) -> str:
 
 
 @contextlib.contextmanager
-def client_of_each(server: Server, api_servers: int, wait_s: float) -> Iterator[list[httpx.Client]]:
-    """One connection to each API server, in the order of their names."""
+def client_of_each(
+    server: Server, api_servers: int, wait_s: float, headers: Mapping[str, str] | None = None
+) -> Iterator[list[httpx.Client]]:
+    """One connection to each API server, in the order of their names. ``headers``: an administrator's."""
     with contextlib.ExitStack() as stack:
         found: dict[str, httpx.Client] = {}
 
         def one_more() -> bool:
-            client = stack.enter_context(httpx.Client(base_url=server.url, timeout=wait_s))
+            client = stack.enter_context(
+                httpx.Client(base_url=server.url, headers=headers, timeout=wait_s, verify=TLS)
+            )
             processes = client.get("/debug/gc").raise_for_status().json()["processes"]
             [name] = [process for process in processes if process.startswith("api-server")]
             found.setdefault(name, client)
