@@ -121,7 +121,7 @@ class _Client:
             elif not self.events - 1:
                 print("streaming", flush=True)
             last, done = now, b"data: [DONE]" in data
-            if b'"error"' in data:
+            if b'data: {"error"' in data:
                 self.broken.append(repr(data))
         if not done:
             self.broken.append("a stream without [DONE]")
