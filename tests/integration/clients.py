@@ -16,6 +16,7 @@ import httpx
 
 from penstock.http.http2.frames import DEFAULT_WINDOW
 from tests.http2_client import Http2Client
+from tests.integration.server import Server, wait_until
 
 PATIENCE_S = 300.0
 """Far more than streams take; what reaches it has failed."""
@@ -285,6 +286,18 @@ class Streams:
     def failures(self) -> list[tuple[str, str]]:
         """The outcomes of the streams that failed."""
         return [outcome for outcome in self.outcomes if outcome is not None]
+
+
+def until_interrupted(server: Server, attempt: Callable[[], None]) -> None:
+    """Repeat what kills an engine under streams until one of them was resumed: on a busy machine all may have
+    ended before."""
+
+    def resumed() -> bool:
+        wait_until(lambda: server.metric("penstock:engine_up") == 2, PATIENCE_S, "both engines being up")
+        attempt()
+        return server.metric("penstock:streams_interrupted_total", outcome="resumed") > 0
+
+    wait_until(resumed, PATIENCE_S, "a stream that is resumed")
 
 
 def texts_of(url: str, bodies: Sequence[dict[str, Any]]) -> list[str]:

@@ -66,7 +66,7 @@ def test_a_key_is_revoked_by_sighup_also_on_open_connections(tmp_path: Path) -> 
     options = ("--api-key-file", str(path), "--api-server-count", "2")
     with (
         Server(*SYNTHETIC, *options, directory=tmp_path) as server,
-        httpx.Client(base_url=server.url) as held,
+        httpx.Client(base_url=server.url, timeout=60) as held,
     ):
         assert (status("leaked-key"), status("further-key")) == (200, 401)
         engines = server.children("engine")
@@ -78,14 +78,14 @@ def test_a_key_is_revoked_by_sighup_also_on_open_connections(tmp_path: Path) -> 
         wait_until(lambda: logged in server.log, 30, "the line of the log")
         wait_until(lambda: server.log.count("has served all it had") == 2, 90, "the end of both old ones")
         for _ in range(4):  # either of the new ones
-            with httpx.Client(base_url=server.url) as held:
+            with httpx.Client(base_url=server.url, timeout=60) as held:
                 found = [status(f"{which}-key") for which in ("leaked", "kept", "further")]
                 assert found == [401, 200, 200]
         assert server.children("engine") == engines
         write("\n")
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "it is empty" in server.log, 30, "the refusal of an empty file")
-        with httpx.Client(base_url=server.url) as held:
+        with httpx.Client(base_url=server.url, timeout=60) as held:
             assert [status("kept-key"), status("leaked-key")] == [200, 401]
     assert "-key\n" not in server.log
 

@@ -83,14 +83,17 @@ def test_processes_that_attach_are_killed(undisturbed: list[str], tmp_path: Path
         assert (streams.failures, streams.texts) == ([], undisturbed)
         logged(attached, "engine 0 was attached before, and is taken over")
         assert attached.engines[0].poll() is None
-        assert attached.server.metric("vllm:num_requests_running") == 0
+        wait_until(lambda: attached.server.metric("vllm:num_requests_running") == 0, 60, "being idle")
 
 
 def test_a_pause_keeps_streams_also_over_the_kill_of_a_process_that_attaches(
     undisturbed: list[str], tmp_path: Path
 ) -> None:
     """Its successor resumes the engine, which is paused again before it gets streams."""
-    with AttachedServer(directory=tmp_path) as attached, httpx.Client(base_url=attached.server.url) as client:
+    with (
+        AttachedServer(directory=tmp_path) as attached,
+        httpx.Client(base_url=attached.server.url, timeout=60) as client,
+    ):
         with Streams(attached.server.url, BODIES) as streams:
             streams.until_each_has(3)
             assert call(client, "/pause?mode=keep")["status"] == 200
@@ -421,5 +424,4 @@ def test_more_streams_than_the_engine_runs(tmp_path: Path) -> None:
         with Streams(attached.server.url, bodies) as streams:
             streams.until_all_ended()
         assert streams.failures == []
-        (info,) = [httpx.get(f"{attached.server.url}/metrics").text]
-        assert 'engine="0"' in info
+        assert 'engine="0"' in attached.server.metrics()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.integration.clients import Streams
+from tests.integration.clients import Streams, address_of
 from tests.integration.server import SYNTHETIC, Server, client_of_each, wait_until
 
 SERVERS, ENGINES = 2, 3
@@ -250,8 +251,8 @@ def test_one_engine_that_stands_still_keeps_all_awake(fleet: Server, clients: Cl
 
 def test_who_is_started_again_sleeps_as_well(fleet: Server, clients: Clients) -> None:
     assert call(clients[0], "/sleep?level=2")["status"] == 200
-    engine_process(fleet, 1).kill()
-    wait_until(lambda: not asleep(fleet)[1], WAIT_S, "its end")
+    fleet.kill(engine_process(fleet, 1))
+    wait_until(lambda: len(fleet.children("engine")) == ENGINES, WAIT_S, "its successor")
     wait_until(lambda: asleep(fleet) == [True] * ENGINES, WAIT_S, "its sleep")
     victim = fleet.children("api-server")[0]
     before = {process.pid for process in fleet.children("api-server")}
@@ -276,8 +277,7 @@ def test_who_is_asked_dies_in_the_middle(fleet: Server) -> None:
     assert connection.getresponse().read() is not None
     with contextlib.closing(connection), stopped(engine_process(fleet, 2)):
         connection.request("POST", "/sleep")
-        for process in fleet.children("api-server"):
-            process.kill()
+        fleet.kill(*fleet.children("api-server"))
         with pytest.raises(ConnectionError):
             connection.getresponse()
     wait_until(lambda: len(fleet.children("api-server")) == SERVERS, WAIT_S, "return")
@@ -290,16 +290,24 @@ def test_who_is_asked_dies_in_the_middle(fleet: Server) -> None:
 def test_calls_that_wait_when_the_server_stops_are_told_so(tmp_path: Path) -> None:
     with (
         Server(*PACED, "--data-parallel-size", "2", "--drain-timeout", "1", directory=tmp_path) as alone,
-        ThreadPoolExecutor(2) as pool,
         httpx.Client(base_url=alone.url, timeout=WAIT_S) as client,
         stopped(engine_process(alone, 1)),
+        contextlib.ExitStack() as stack,
     ):
-        paths = ("/reset_prefix_cache", "/sleep")
-        replies = [pool.submit(alone.post, path, {}, timeout=WAIT_S) for path in paths]
+        asked = [
+            stack.enter_context(
+                contextlib.closing(http.client.HTTPConnection(*address_of(alone.url), WAIT_S))
+            )
+            for _ in range(2)
+        ]
+        for each, path in zip(asked, ("/reset_prefix_cache", "/sleep"), strict=True):
+            each.request("GET", "/health")  # it is accepted, and read before what comes later on another one
+            assert each.getresponse().read() is not None
+            each.request("POST", path)
         wait_until(lambda: is_sleeping(client), WAIT_S, "its beginning")
         alone.process.send_signal(signal.SIGTERM)
-        for reply in (future.result(WAIT_S) for future in replies):
-            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "server_stopped")
+        for reply in (each.getresponse() for each in asked):
+            assert (reply.status, json.loads(reply.read())["error"]["code"]) == (503, "server_stopped")
             assert reply.headers["x-request-begun"] == "true"
 
 

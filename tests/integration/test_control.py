@@ -122,10 +122,10 @@ def test_only_administrators(tmp_path: Path) -> None:
     with Server(*SYNTHETIC, "--api-key", "user", "--admin-api-key", "admin", directory=tmp_path) as server:
         client = {"authorization": "Bearer user"}
         for path in ("/pause", "/resume", "/abort_requests", "/flush_cache", "/update_weights"):
-            reply = httpx.post(f"{server.url}{path}", headers=client)
+            reply = httpx.post(f"{server.url}{path}", headers=client, timeout=WAIT_S)
             assert reply.json()["error"]["code"] == "not_admin"
         for path in ("/is_paused", "/weight_version", "/weights_checksum"):
-            reply = httpx.get(f"{server.url}{path}", headers=client)
+            reply = httpx.get(f"{server.url}{path}", headers=client, timeout=WAIT_S)
             assert reply.json()["error"]["code"] == "not_admin"
 
 
@@ -183,7 +183,7 @@ def test_pause_ends_streams_with_what_they_have(fleet: Server, clients: Clients)
             assert completion.done
             assert completion.last_choice["finish_reason"] == "abort"
             assert completion.text
-    states = httpx.get(f"{fleet.url}/status").json()["engines"]
+    states = httpx.get(f"{fleet.url}/status", timeout=WAIT_S).json()["engines"]
     assert [state["state"] for state in states] == ["paused"] * ENGINES
     assert call(clients[1], "/resume")["status"] == 200
     for client in clients:
@@ -342,10 +342,10 @@ def test_the_same_pause_twice_through_both_api_servers(clients: Clients) -> None
 @pytest.mark.usefixtures("unpaused")
 def test_an_engine_that_starts_again_is_paused_as_the_others(fleet: Server, clients: Clients) -> None:
     assert call(clients[0], "/pause")["status"] == 200
-    engine_process(fleet, 1).kill()
-    wait_until(lambda: paused(fleet) == [True, False], WAIT_S, "its end")
+    fleet.kill(engine_process(fleet, 1))
     for client in clients:
         refused(client)
+    wait_until(lambda: len(fleet.children("engine")) == ENGINES, WAIT_S, "its successor")
     wait_until(lambda: paused(fleet) == [True, True], WAIT_S, "its pause")
     for client in clients:
         refused(client)
@@ -362,6 +362,7 @@ def test_streams_that_lose_their_engine_while_pause_waits_end_with_what_they_hav
         Streams(fleet.url, [BODY | {"seed": seed} for seed in range(6)], rank=0) as others,
     ):
         lost.until_each_has(2)
+        others.until_each_has(1)  # those that come later would be refused
         with stopped(victim), ThreadPoolExecutor(1) as pool:
             reply = pool.submit(call, clients[0], "/pause?mode=wait&timeout=300")
             wait_until(
@@ -390,8 +391,7 @@ def test_the_api_server_that_was_asked_to_pause_dies_in_the_middle(fleet: Server
     ):
         reply = pool.submit(call, clients[0], f"/pause?mode={mode}")
         wait_until(lambda: paused(fleet)[0], WAIT_S, "the other engine's pause")
-        for process in fleet.children("api-server"):
-            process.kill()
+        fleet.kill(*fleet.children("api-server"))
         with pytest.raises(httpx.HTTPError):
             reply.result(WAIT_S)
     wait_until(lambda: len(fleet.children("api-server")) == SERVERS, WAIT_S, "return")
@@ -404,7 +404,8 @@ def test_the_api_server_that_was_asked_to_pause_dies_in_the_middle(fleet: Server
 
 
 def paused(fleet: Server) -> list[bool]:
-    return [each["paused"] for each in httpx.get(f"{fleet.url}/admin/engines").json()["engines"]]
+    found = httpx.get(f"{fleet.url}/admin/engines", timeout=WAIT_S).json()["engines"]
+    return [each["paused"] for each in found]
 
 
 # -- aborts

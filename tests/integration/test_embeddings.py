@@ -226,7 +226,7 @@ def test_errors_have_the_shape_of_the_api(
     ],
 )
 def test_a_server_of_text_says_what_it_is_for(server: Server, path: str, body: dict[str, Any]) -> None:
-    reply = httpx.post(server.url + path, json=body)
+    reply = httpx.post(server.url + path, json=body, timeout=60)
     assert reply.status_code == 400
     told = reply.json()["error"]
     assert "one for generate" in (told if isinstance(told, str) else told["message"])

@@ -120,8 +120,8 @@ def counted(front: Gateway, outcome: str, count: int = 1) -> Iterator[dict[str, 
     wanted = before | {outcome: before.get(outcome, 0.0) + count}
     wait_until(lambda: sum(front.counts().values()) >= sum(wanted.values()), WAIT_S, "counting the outcome")
     assert front.counts() == wanted
-    assert front.counts("requests_in_flight") == {"": 0.0}
-    assert set(front.counts("endpoint_in_flight").values()) == {0.0}
+    wait_until(lambda: front.counts("requests_in_flight") == {"": 0.0}, WAIT_S, "the end of the requests")
+    wait_until(lambda: set(front.counts("endpoint_in_flight").values()) == {0.0}, WAIT_S, "their end there")
     for name, value in front.counts("tokens_total").items():
         if more := value - tokens_before.get(name, 0.0):
             tokens[name] = more
@@ -211,10 +211,12 @@ def test_a_part_is_killed_within_streams(
 def test_no_engine_is_there(paced: Server, front: Gateway) -> None:
     """The server answers 503, and there is nobody else to ask."""
     well(front)
-    paced.children("engine")[0].kill()
-    with counted(front, "model_server_error") as tokens:
-        reply = front.client.post("/v1/completions", json=SHORT | DIALECTS["/v1/completions"])
-        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_engine")
+    with stopped([psutil.Process(paced.process.pid)]):  # which would start another one
+        paced.children("engine")[0].kill()
+        wait_until(lambda: paced.metric("penstock:engine_up") == 0, WAIT_S, "noticing its end")
+        with counted(front, "model_server_error") as tokens:
+            reply = front.client.post("/v1/completions", json=SHORT | DIALECTS["/v1/completions"])
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_engine")
     assert not tokens
     engines_up(paced, 1)
 

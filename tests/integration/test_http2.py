@@ -93,7 +93,8 @@ def test_streams_whose_windows_stay_shut_are_reset_and_others_of_the_connection_
         assert max(map(len, late.pieces)) > 50, "what was held is one event"
         connection.until(lambda: shut.ended)
         assert shut.failure == ("connection", "CANCEL")
-        assert reader.text.startswith(late.text)
+        texts = sorted((reader.text, late.text), key=len)  # either may be an event ahead
+        assert texts[1].startswith(texts[0])
         counts = len(reader.pieces), len(late.pieces)
         connection.until(lambda: len(reader.pieces) > counts[0] + 5 and len(late.pieces) > counts[1] + 5)
 

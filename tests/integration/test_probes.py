@@ -36,15 +36,24 @@ def start_is_seen(path: str, found: list[tuple[str, int, dict[str, Any]]]) -> No
             found.append((probe, reply.status_code, reply.json()))
 
 
-def test_no_probe_waits_for_the_start_and_ready_means_ready(tmp_path: Path) -> None:
+def answers_to_probes(directory: Path) -> list[tuple[str, int, dict[str, Any]]]:
+    """What a server that starts says, until it serves."""
     found: list[tuple[str, int, dict[str, Any]]] = []
     with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as short:
         path = f"{short}/http"
         asker = threading.Thread(target=start_is_seen, args=(path, found))
         asker.start()
         options = ("--uds", path, "--api-server-count", "2", "--data-parallel-size", "2")
-        with Server(*ARGUMENTS, *options, directory=tmp_path):
+        with Server(*ARGUMENTS, *options, directory=directory):
             asker.join(60)
+    return found
+
+
+def test_no_probe_waits_for_the_start_and_ready_means_ready(tmp_path: Path) -> None:
+    for _ in range(10):  # on a busy machine the first question may come after the start
+        found = answers_to_probes(tmp_path)
+        if found[1][1] != 200:
+            break
     assert {status for probe, status, _ in found if probe == "/health"} == {200}
     states = [(status, body) for probe, status, body in found if probe == "/ready"]
     first = states[0][1]

@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def opened(server: Server, headers: dict[str, str] = KEY) -> AbstractContextManager[ClientConnection]:
     url = f"{server.url.replace('http', 'ws')}/v1/responses"
-    return connect(url, additional_headers=headers, proxy=None, ping_interval=None)
+    return connect(url, additional_headers=headers, proxy=None, ping_interval=None, open_timeout=WAIT_S)
 
 
 def create(socket: ClientConnection, **fields: Any) -> None:
@@ -322,7 +322,7 @@ def test_pages_of_this_server_and_of_allowed_origins_may_connect(server: Server)
 
 
 def test_a_plain_get_is_told_what_there_is(server: Server) -> None:
-    reply = httpx.get(f"{server.url}/v1/responses", headers=KEY, verify=TLS)
+    reply = httpx.get(f"{server.url}/v1/responses", headers=KEY, timeout=WAIT_S, verify=TLS)
     assert (reply.status_code, reply.headers["allow"]) == (405, "GET, POST")
 
 

@@ -156,11 +156,11 @@ def test_streams_that_wait_in_a_full_queue_outlive_the_loss_of_engines(tmp_path:
         Streams(pair.url, bodies) as streams,
     ):
         wait_until(lambda: pair.metric("penstock:streams") == len(bodies), 90, "accepting all streams")
-        for _ in range(3):
+        for again in range(3):
+            wait_until(lambda: pair.log.count("is ready again") == again, 90, "its successor")  # noqa: B023
             engines_up(pair, 2)
             # the older one: the other was killed before, so its streams are here
-            min(pair.children("engine"), key=psutil.Process.create_time).kill()
-            wait_until(lambda: pair.metric("penstock:engine_up") < 2, 90, "losing an engine")
+            pair.kill(min(pair.children("engine"), key=psutil.Process.create_time))
         streams.until_all_ended()
         assert streams.failures == []
         assert interrupted(pair, "given_up") == 0

@@ -8,7 +8,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -77,13 +77,17 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @contextmanager
 def one_to_each(fleet: Server) -> Iterator[list[Connection]]:
     """Two connections, one to each API server."""
-    made = [Connection(fleet) for _ in range(2)]
-    for each in made:
-        each.scrape()
-    assert len({each.process(fleet) for each in made}) == 2
-    yield made
-    for each in made:
-        each.close()
+    with ExitStack() as stack:
+        found: dict[psutil.Process | None, Connection] = {}
+
+        def one_more() -> bool:
+            made = stack.enter_context(closing(Connection(fleet)))
+            made.scrape()
+            found.setdefault(made.process(fleet), made)
+            return len(found) == 2
+
+        wait_until(one_more, 90, "a connection to each API server")
+        yield list(found.values())
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import json
 import signal
 import sqlite3
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import openai
 import pytest
 
 from penstock.store.database import FILE
-from tests.integration.server import SYNTHETIC, TLS, Server, total, wait_until
+from tests.integration.server import SYNTHETIC, TLS, Server, client_of_each, total, wait_until
 from tests.store.stores import opened
 
 WAIT_S = 60
@@ -52,26 +53,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def _ready(fleet: Server) -> bool:
-    with Connections(fleet) as pair:
+    with connections(fleet) as pair:
         return all(client.get("/ready").status_code == 200 for client in pair)
 
 
-class Connections:
-    """Two clients, each with a connection to another API server: a new one goes to that with the fewest."""
-
-    def __init__(self, fleet: Server, headers: dict[str, str] = MINE) -> None:
-        self._clients = [
-            httpx.Client(base_url=fleet.url, headers=headers, timeout=WAIT_S, verify=TLS) for _ in range(2)
-        ]
-
-    def __enter__(self) -> list[httpx.Client]:
-        for client in self._clients:
-            client.get("/health").raise_for_status()
-        return self._clients
-
-    def __exit__(self, *_: object) -> None:
-        for client in self._clients:
-            client.close()
+def connections(fleet: Server, headers: dict[str, str] = MINE) -> AbstractContextManager[list[httpx.Client]]:
+    """Two clients, each with a connection to another API server."""
+    return client_of_each(fleet, 2, WAIT_S, headers)
 
 
 def create(client: httpx.Client, **fields: Any) -> dict[str, Any]:
@@ -97,13 +85,21 @@ def events_of(text: str) -> list[str]:
     return [event for event in text.split("\n\n")[:-1] if not event.startswith(":")]
 
 
+def beginning(pieces: Iterator[str], events: int) -> str:
+    """Of a stream, with so many events at least."""
+    text = ""
+    while len(events_of(text)) < events:
+        text += next(pieces)
+    return text
+
+
 def data_of(event: str) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(event.partition("data: ")[2])
     return data
 
 
 def test_a_response_is_read_continued_and_deleted_at_either(fleet: Server) -> None:
-    with Connections(fleet) as (one, two):
+    with connections(fleet) as (one, two):
         first = create(one)
         assert retrieve(two, first["id"]) == first
         second = create(two, input="more", previous_response_id=first["id"])
@@ -134,14 +130,14 @@ def test_a_response_is_read_continued_and_deleted_at_either(fleet: Server) -> No
     ],
 )
 def test_a_bad_query_is_refused_by_name(fleet: Server, query: str, field: str) -> None:
-    with Connections(fleet) as (one, _):
+    with connections(fleet) as (one, _):
         id = create(one)["id"]
         refused = one.get(f"/v1/responses/{id}{'' if query.startswith('/') else '?'}{query}")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
 
 
 def test_another_key_sees_nothing(fleet: Server) -> None:
-    with Connections(fleet) as (one, _), Connections(fleet, OTHER) as (_, other):
+    with connections(fleet) as (one, _), connections(fleet, OTHER) as (_, other):
         done = create(one)["id"]
         running = create(one, background=True, max_output_tokens=LONG)["id"]
         for id in (done, running):
@@ -164,34 +160,33 @@ def test_another_key_sees_nothing(fleet: Server) -> None:
 
 def test_events_of_a_background_response_are_followed_from_each_number_on(fleet: Server) -> None:
     """By its creator until it leaves, then by others at both API servers."""
-    with Connections(fleet) as (one, two):
-        body = {"input": "hello", "max_output_tokens": 150, "background": True, "stream": True}
+    with connections(fleet) as (one, two):
+        body = {"input": "hello", "max_output_tokens": LONG, "background": True, "stream": True}
         with (
             httpx.Client(base_url=fleet.url, headers=MINE, timeout=WAIT_S, verify=TLS) as creator,
             creator.stream("POST", "/v1/responses", json=body) as reply,
         ):
-            seen = ""
-            for piece in reply.iter_text():
-                seen += piece
-                if len(events_of(seen)) > 5:
-                    break
-        id = data_of(events_of(seen)[0])["response"]["id"]
+            seen = events_of(beginning(reply.iter_text(), 100))
+        id = data_of(seen[0])["response"]["id"]
         assert retrieve(two, id)["status"] == "in_progress"
-        live = follow(two, id, 2)
+        with two.stream("GET", f"/v1/responses/{id}?stream=true&starting_after=2") as reply:
+            pieces = reply.iter_text()
+            text = beginning(pieces, 120)
+            one.post("/abort_requests", json={"all": True}).raise_for_status()
+            live = events_of(text + "".join(pieces))
         events = follow(one, id)
         assert [data_of(event)["sequence_number"] for event in events] == list(range(len(events)))
         assert live == events[3:]
-        assert events[: len(events_of(seen))] == events_of(seen)
+        assert events[: len(seen)] == seen
         final = data_of(events[-1])
         assert final["type"] == "response.incomplete"
         assert final["response"] == retrieve(one, id) == retrieve(two, id)
-        assert len(events) > 100
         for after in (0, 1, 50, len(events) - 2, len(events) - 1, len(events) + 5):
             assert follow(two, id, after) == events[after + 1 :]
 
 
 def test_a_background_response_is_cancelled_at_the_other_api_server(fleet: Server) -> None:
-    with Connections(fleet) as (one, two):
+    with connections(fleet) as (one, two):
         done = create(one)
         refused = one.post(f"/v1/responses/{done['id']}/cancel")
         assert (refused.status_code, "background" in refused.text) == (400, True)
@@ -238,7 +233,7 @@ def test_openais_client_reads_follows_and_cancels(fleet: Server) -> None:
 
 def test_a_replaced_api_server_finishes_what_runs_in_the_background(fleet: Server) -> None:
     before = {process.pid for process in fleet.children("api-server")}
-    with Connections(fleet) as (one, two):
+    with connections(fleet) as (one, two):
         done = create(one)
         short = create(one, background=True, max_output_tokens=200)["id"]
         long = [create(each, background=True, max_output_tokens=LONG)["id"] for each in (one, two)]
@@ -248,7 +243,7 @@ def test_a_replaced_api_server_finishes_what_runs_in_the_background(fleet: Serve
         return len({process.pid for process in fleet.children("api-server")} - before) == 2
 
     wait_until(replaced, WAIT_S, "the replacement")
-    with Connections(fleet) as (one, two):
+    with connections(fleet) as (one, two):
         assert {retrieve(one, id)["status"] for id in long} == {"in_progress"}
         assert data_of(follow(two, short)[-1])["type"] == "response.incomplete"
         assert retrieve(one, short)["usage"]["output_tokens"] == 200
@@ -261,13 +256,13 @@ def test_a_replaced_api_server_finishes_what_runs_in_the_background(fleet: Serve
 
 
 def test_what_was_acknowledged_outlives_a_killed_api_server(fleet: Server) -> None:
-    with Connections(fleet) as pair:
+    with connections(fleet) as pair:
         done = [create(client) for client in pair]
         ids = [create(client, background=True, max_output_tokens=LONG)["id"] for client in pair]
         killed = fleet.children("api-server")[0]
         killed.kill()
     wait_until(lambda: len(fleet.children("api-server")) == 2 and _ready(fleet), WAIT_S, "the restart")
-    with Connections(fleet) as (one, two):
+    with connections(fleet) as (one, two):
         assert [retrieve(two, each["id"]) for each in done] == done
         statuses = [retrieve(one, id)["status"] for id in ids]
         assert sorted(statuses) == ["failed", "in_progress"]
@@ -313,7 +308,7 @@ def test_many_sessions_leave_nothing_behind(tmp_path: Path) -> None:
     options = ("--api-server-count", "2", "--response-store-dir", str(tmp_path / "kept"))
     with Server(*SYNTHETIC, *options, directory=tmp_path) as server:
         servers = server.children("api-server")
-        with Connections(server, {}) as pair:
+        with connections(server, {}) as pair:
             for client in pair:
                 create(client)
         idle = [process.num_fds() for process in servers]

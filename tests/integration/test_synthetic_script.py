@@ -160,7 +160,7 @@ def test_a_prompt_that_no_rule_matches(client: openai.OpenAI) -> None:
 
 def lines_of_ollama(server: Server, text: str, **fields: Any) -> list[dict[str, Any]]:
     body = {"messages": [{"role": "user", "content": text}], **fields}
-    with httpx.stream("POST", f"{server.url}/api/chat", json=body, verify=TLS) as reply:
+    with httpx.stream("POST", f"{server.url}/api/chat", json=body, timeout=60, verify=TLS) as reply:
         assert reply.headers["content-type"] == "application/x-ndjson"
         return [json.loads(line) for line in reply.iter_lines()]
 
@@ -175,8 +175,8 @@ def test_lines_of_ollamas_api(server: Server) -> None:
     *pieces, failure = lines_of_ollama(server, "fail")
     assert "".join(each["message"]["content"] for each in pieces) == SENT_BEFORE_THE_ERROR
     assert failure.keys() == {"error"}
-    assert httpx.get(f"{server.url}/api/tags", verify=TLS).json()["models"][0]["name"] == MODEL
-    unknown = httpx.post(f"{server.url}/api/show", json={"model": "x"}, verify=TLS)
+    assert server.get("/api/tags").json()["models"][0]["name"] == MODEL
+    unknown = server.post("/api/show", {"model": "x"})
     assert (unknown.status_code, list(unknown.json())) == (404, ["error"])
 
 
@@ -187,10 +187,10 @@ def _texts_of_gemini(chunks: list[Any]) -> str:
 
 @pytest.mark.parametrize("query", ["?alt=sse", ""])
 def test_streams_of_geminis_api(server: Server, query: str) -> None:
-    url = f"{server.url}/v1beta/models/{MODEL}:streamGenerateContent{query}"
+    path = f"/v1beta/models/{MODEL}:streamGenerateContent{query}"
 
     def chunks(text: str) -> list[Any]:
-        reply = httpx.post(url, json={"contents": [{"parts": [{"text": text}]}]}, verify=TLS)
+        reply = server.post(path, {"contents": [{"parts": [{"text": text}]}]})
         if not query:
             return list(reply.json())
         blocks = [block for block in reply.text.split("\n\n") if block]
@@ -203,5 +203,5 @@ def test_streams_of_geminis_api(server: Server, query: str) -> None:
     *pieces, failure = chunks("fail")
     assert _texts_of_gemini(pieces) == SENT_BEFORE_THE_ERROR
     assert failure["error"]["status"] == "INTERNAL"
-    unknown = httpx.get(f"{server.url}/v1beta/models/x", verify=TLS).json()
+    unknown = server.get("/v1beta/models/x").json()
     assert unknown["error"]["status"] == "NOT_FOUND"

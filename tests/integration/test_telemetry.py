@@ -191,8 +191,14 @@ def test_a_resumed_stream_says_so_and_every_line_of_every_process_is_one_object(
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, server, "resumed", max_tokens=1000, ignore_eos=True, stream=True)
-        wait_until(lambda: 1 in running(server), 90, "its start")
-        rank = running(server).index(1)
+        found: list[float] = []
+
+        def runs() -> bool:
+            found[:] = running(server)
+            return 1 in found
+
+        wait_until(runs, 90, "its start")
+        rank = found.index(1)
         engines = [each for each in server.children("engine") if f"engine {rank}" in " ".join(each.cmdline())]
         engines[0].kill()
         asked.result()
@@ -202,6 +208,7 @@ def test_a_resumed_stream_says_so_and_every_line_of_every_process_is_one_object(
     [part] = parts_of(collector, span, 1)
     assert attributes_of(part)["penstock.resumed_tokens"] == attributes_of(resumed)["penstock.position"]
     wait_until(lambda: up(server) == 2, 90, "the engine's return")
+    wait_until(lambda: 'cmpl-resumed"' in server.log, 90, "the line of the request")
     lines = [json.loads(line) for line in server.log.splitlines()]
     for line in lines:
         assert {"time", "level", "process", "logger", "message"} <= set(line), line

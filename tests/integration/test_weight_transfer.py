@@ -186,9 +186,9 @@ def test_a_broadcast_is_what_a_file_with_the_same_weights_is(
             trainer.wait_for("sent")
             assert (checksums(client) == {by_path}) is (factor == 0.5)
             assert len(files_of(weights_dir)) == 1
-    engine_process(fleet, 0).kill()
+    fleet.kill(engine_process(fleet, 0))
     with httpx.Client(base_url=fleet.url, timeout=WAIT_S) as client:
-        wait_until(lambda: None in versions_of(client), WAIT_S, "its end")
+        wait_until(lambda: len(fleet.children("engine")) == ENGINES, WAIT_S, "its successor")
         wait_until(lambda: versions_of(client) == ["step 1"] * ENGINES, WAIT_S, "its return")
         assert checksums(client) == {by_path}
 
@@ -287,8 +287,7 @@ def test_the_receiver_ends_with_the_api_server_that_started_it(fleet: Server) ->
 
     with client_of_each(fleet, SERVERS, WAIT_S) as clients, trainer_of(clients[0]):
         [receiver] = receivers()
-        for process in fleet.children("api-server"):
-            process.kill()
+        fleet.kill(*fleet.children("api-server"))
         receiver.wait(WAIT_S)
     wait_until(lambda: len(fleet.children("api-server")) == SERVERS, WAIT_S, "return")
     with client_of_each(fleet, SERVERS, WAIT_S) as clients:

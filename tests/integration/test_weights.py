@@ -248,8 +248,7 @@ def test_the_api_server_that_was_asked_dies_in_the_middle(fleet: Server, files: 
         with stopped(engine_process(fleet, 1)), ThreadPoolExecutor(1) as pool:
             reply = pool.submit(update, clients[0], files.make(51), "y1")
             wait_until(lambda: versions_of(clients[1])[0] == "y1", WAIT_S, "the other engine")
-            for process in fleet.children("api-server"):
-                process.kill()
+            fleet.kill(*fleet.children("api-server"))
             with pytest.raises(httpx.HTTPError):
                 reply.result(WAIT_S)
     wait_until(lambda: len(fleet.children("api-server")) == SERVERS, WAIT_S, "return")

@@ -125,9 +125,10 @@ def test_files_over_the_wire(server: Server) -> None:
         script = server.get(f"{prefix}/page/main.js")
         again = server.get(f"{prefix}/page/main.js", **{"if-none-match": script.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
-    head = httpx.head(f"{server.url}/docs")
+    head = httpx.head(f"{server.url}/docs", timeout=60)
     assert head.headers["content-length"] == str(len(page.content))
-    moved = httpx.get(f"{server.url}/llm", follow_redirects=True, headers={"accept": "text/html"})
+    html = {"accept": "text/html"}
+    moved = httpx.get(f"{server.url}/llm", follow_redirects=True, headers=html, timeout=60)
     assert str(moved.url) == f"{server.url}/llm/"
     assert moved.content == page.content
     assert server.post("/", {}).status_code == 405
