@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from penstock.dialects.messages.errors import is_anthropic
 from penstock.gateway.admission.intake import Intake
-from penstock.gateway.admission.oidc.token_pending import TokenPending
 from penstock.gateway.own_routes import OWN_PATHS, OwnRoutes
 from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConnection
 from penstock.gateway.relay.relay import Relay, reply_with_json
@@ -27,7 +26,6 @@ from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.exchange import Headers
 from penstock.gateway.websocket.websockets import WebSockets
 from penstock.http.access_keys import with_query_key, without_query_key
-from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError
 from penstock.http.request import MAX_REQUEST_ID, ClientGone, HttpRequest
 from penstock.http.websocket.handshake import wants_websocket
@@ -163,14 +161,9 @@ class GatewayApp:
             self._recorder.finish(record)
 
     async def _incoming(self, http: HttpRequest, record: RequestRecord) -> IncomingRequest:
-        if self.own_routes.draining:
-            raise unavailable("The gateway is shutting down.", "draining")
+        self.own_routes.check_open()
         intake, fields = self._intake, with_query_key(http.path, http.target, http.fields)
-        try:
-            intake.authorize(record, fields, http.address)
-        except TokenPending as pending:
-            await pending.wait()
-            intake.authorize(record, fields, http.address)
+        await intake.authorize(record, fields, http.address)
         derived = http.derived
         head: _Head | None = None if derived is None else derived.get(self)
         if head is None:

@@ -11,7 +11,6 @@ import msgspec
 
 from penstock import __version__
 from penstock.gateway.admission.client_keys import ClientKeys
-from penstock.gateway.admission.oidc.token_pending import TokenPending
 from penstock.gateway.control.control_routes import OPERATIONS, ControlRoutes
 from penstock.gateway.control.dry_run import ROUTE
 from penstock.gateway.control.endpoint_routes import ENDPOINT_PATHS
@@ -19,7 +18,7 @@ from penstock.gateway.control.endpoint_state import endpoint_row
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.http.access_keys import check_local
 from penstock.http.admission import send_readiness, unavailable
-from penstock.http.errors import encode_json, wrong_method
+from penstock.http.errors import ApiError, encode_json, wrong_method
 from penstock.http.request import HttpRequest
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.metrics.gc_policy import GarbageCollector
@@ -35,6 +34,10 @@ _CLOSED = {
     PAUSE: (PAUSED, "The model servers are paused until POST /resume."),
     SLEEP: (SLEEPING, "The model servers sleep until POST /wake_up."),
 }
+
+
+def _shutting_down() -> ApiError:
+    return unavailable("The gateway is shutting down.", "draining")
 
 
 class OwnRoutes:
@@ -73,6 +76,11 @@ class OwnRoutes:
         self._control.endpoints.end_waits()
         self.draining = True
 
+    def check_open(self) -> None:
+        """Raises ApiError once requests are refused."""
+        if self.draining:
+            raise _shutting_down()
+
     def is_ready(self) -> bool:
         """Whether load balancers should send requests: one would be relayed to a model server."""
         return not (self._leaving or self.draining) and "" in self._reachable()
@@ -86,11 +94,7 @@ class OwnRoutes:
         """Answer a request whose path is one of OWN_PATHS. Raises ApiError."""
         path = http.path
         if self._keys.guards(path):
-            try:
-                self._keys.check(path, http.fields)
-            except TokenPending as pending:
-                await pending.wait()
-                self._keys.check(path, http.fields)
+            await self._keys.checked(path, http.fields)
         else:
             check_local(http, unix_socket=None, loopback=self._loopback_administers)
         if http.method not in OWN_METHODS:
@@ -127,8 +131,7 @@ class OwnRoutes:
             self._keys.check_admin(path, http.fields)
         else:
             check_local(http, unix_socket=None, loopback=self._loopback_administers)
-        if self.draining:
-            raise unavailable("The gateway is shutting down.", "draining")
+        self.check_open()
         if path in OPERATIONS:
             await self._control.answer(http)
         elif http.method != "POST":
@@ -149,7 +152,7 @@ class OwnRoutes:
         ready = closed.count("")
         error, phase = None, "serving"
         if self._leaving or self.draining:
-            error, phase = unavailable("The gateway is shutting down.", "draining"), "draining"
+            error, phase = _shutting_down(), "draining"
         elif not ready and closed:
             phase, told = _CLOSED[closed[0]]
             error = unavailable(told, phase)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config.watched_file import WatchedFile
 from penstock.gateway.admission.clients_file import KnownClients
+from penstock.gateway.admission.oidc.token_pending import TokenPending
 from penstock.gateway.requests.caller import Caller
 from penstock.http.access_keys import (
     OPEN_PATHS,
@@ -94,6 +95,14 @@ class ClientKeys:
             caller = self._of_token(presented, headers)
         self._admins.refuse_client(path)
         return caller
+
+    async def checked(self, path: str, headers: Mapping[bytes, bytes]) -> Caller | None:
+        """What :meth:`check` says, of a token that is new once it is known. Raises ApiError."""
+        try:
+            return self.check(path, headers)
+        except TokenPending as pending:
+            await pending.wait()
+            return self.check(path, headers)
 
     def find(self, digest: bytes) -> Caller:
         """The client of the key with this SHA-256. Raises ApiError if none is good now."""

@@ -60,11 +60,11 @@ class Intake:
     relays_kv_transfer: bool = False
     """Clients may say from which hosts a KV cache is fetched."""
 
-    def authorize(self, record: RequestRecord, headers: Mapping[bytes, bytes], address: str) -> None:
+    async def authorize(self, record: RequestRecord, headers: Mapping[bytes, bytes], address: str) -> None:
         """Check the key and the route of a request; ``headers`` are by name in lower case. The record says
         from then on who sends it, also if it is refused: the client of the key, or one known by its
         ``address`` alone. Raises ApiError."""
-        caller = self.keys.check(record.path, headers)
+        caller = await self.keys.checked(record.path, headers)
         record.caller = caller if caller is not None and caller.id else _of_address(address)
         self.routes.check_route(record.method, record.path)
         if caller is not None:

@@ -12,8 +12,8 @@ from penstock.gateway.admission.intake import Intake
 from penstock.gateway.control.endpoint_state import obstacles
 from penstock.gateway.models.directory import ModelDirectory
 from penstock.gateway.models.model_routes import ModelRoute
-from penstock.gateway.requests.body_rest import ReceivedBody
 from penstock.gateway.requests.caller import ANYONE, Caller
+from penstock.gateway.requests.generation_body import received_whole
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.endpoint import Endpoint
@@ -73,7 +73,7 @@ class DryRun:
 
     async def _explain(self, asked: _Asked, caller: Caller, report: dict[str, Any]) -> None:
         """Add to the report what is decided, step by step. Raises ApiError for what would be refused."""
-        incoming, record = self._incoming(asked, caller)
+        incoming, record = await self._incoming(asked, caller)
         session = incoming.session or (None if incoming.body is None else incoming.body.session)
         model = incoming.model or ""
         name, route, target = self._directory.target(model, session)
@@ -108,7 +108,7 @@ class DryRun:
             report["others"] = list(self._others(steps, model))
             report["flow_control"] = self._flow_control(request)
 
-    def _incoming(self, asked: _Asked, caller: Caller) -> tuple[IncomingRequest, RequestRecord]:
+    async def _incoming(self, asked: _Asked, caller: Caller) -> tuple[IncomingRequest, RequestRecord]:
         path, empty = _APIS[asked.api]
         body = dict(empty) if asked.body is None else asked.body
         if asked.model is not None:
@@ -117,7 +117,7 @@ class DryRun:
         incoming = self._intake.read(
             record,
             [],
-            ReceivedBody(msgspec.json.encode(body)),
+            await received_whole(msgspec.json.encode(body)),
             session=asked.session,
             relayed_headers=[(b"content-type", b"application/json")],
             target=path.encode(),

@@ -8,7 +8,6 @@ from urllib.parse import unquote
 
 from penstock.dialects.messages.errors import is_anthropic
 from penstock.gateway.admission.intake import UNCODED
-from penstock.gateway.admission.oidc.token_pending import TokenPending
 from penstock.gateway.extproc.messages import (
     BodyMode,
     CommonResponse,
@@ -27,8 +26,7 @@ from penstock.gateway.extproc.routed_requests import (
 )
 from penstock.gateway.relay.attempt import local_reply_headers
 from penstock.gateway.requests.apis import gateway_error, rejection_reason
-from penstock.gateway.requests.body_rest import ReceivedBody
-from penstock.gateway.requests.long_values import split_by_turns
+from penstock.gateway.requests.generation_body import received_whole
 from penstock.gateway.responses.expected_reply import expected_reply, make_observer
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
@@ -161,14 +159,9 @@ class ProcessorStream:
         subset = _first_hint(message, SUBSET_NAMESPACE, SUBSETS)
         self._subset = None if subset is None else frozenset(subset)
         address = self._names.get(b"x-forwarded-for", b"").rpartition(b",")[2]  # which Envoy appends
-        authorize = self._requests.intake.authorize
-        asks = self._record, first_values(message.headers), address.decode("latin-1").strip()
+        headers = first_values(message.headers)
         try:
-            try:
-                authorize(*asks)
-            except TokenPending as pending:
-                await pending.wait()
-                authorize(*asks)
+            await self._requests.intake.authorize(self._record, headers, address.decode("latin-1").strip())
         except ApiError as error:
             return [self._reject(error)]
         waits = self._request_mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED)
@@ -211,8 +204,7 @@ class ProcessorStream:
         raw = bytes(self._body)
         self._body.clear()
         headers = [pair for pair in self._headers if not pair[0].startswith(b":")]
-        text, values = await split_by_turns(raw)
-        received = ReceivedBody(text, None, values, len(raw)) if raw else None
+        received = await received_whole(raw) if raw else None
         intake = requests.intake
         reads_reply = intake.reads_reply(record.method, record.path)
         try:
@@ -250,7 +242,7 @@ class ProcessorStream:
         requests.budget.hold(self, 0)
         assert request.incoming is not None, "the router has prepared it"
         sent = request.incoming_for(routed.endpoints[0]).raw
-        relayed = raw if sent == text else b"".join(values.filled(sent))
+        relayed = raw if received is None or sent == received.text else b"".join(received.values.filled(sent))
         answers = list(self._forward(part, routed, raw, relayed))
         if part is MessagePart.REQUEST_TRAILERS:
             answers.append(CommonResponse(part))

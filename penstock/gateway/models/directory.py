@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fnmatch import translate
 from itertools import islice
 from typing import Literal
 
@@ -18,7 +16,7 @@ from penstock.gateway.models.model_cards import (
 )
 from penstock.gateway.models.model_routes import ModelRoute, ModelRouteTable
 from penstock.gateway.models.pools import Pool
-from penstock.gateway.requests.name_table import WILDCARDS
+from penstock.gateway.requests.name_table import NameTable
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.model_steps import FallbackStep
 from penstock.http.errors import ApiError, names_in_error, shown
@@ -36,9 +34,7 @@ class _PoolOfEndpoints:
         self.pool = pool
         self.overflow = None if pool.overflow is None else pool.overflow.waiting
         self.endpoints: list[Endpoint] = []
-        names = pool.models or []
-        self.exact = [name for name in names if WILDCARDS.isdisjoint(name)]
-        self._patterns = [re.compile(translate(name)) for name in names if not WILDCARDS.isdisjoint(name)]
+        self.names = NameTable({name: name for name in pool.models or ()})
 
     def serving(
         self, model: str, listings: Mapping[Endpoint, Mapping[str, ModelCard]]
@@ -47,12 +43,9 @@ class _PoolOfEndpoints:
         models it serves these are all. Otherwise those that list it, with those that list nothing, which may
         serve any: endpoints of a pool are alike."""
         if self.pool.models is not None:
-            fits = model in self.exact or (
-                len(model) <= MAX_NAME and any(pattern.match(model) for pattern in self._patterns)
-            )
-            any_model = tuple(self.endpoints)
-            if not fits:
+            if self.names.find(model) is None:
                 return None
+            any_model = tuple(self.endpoints)
             return FallbackStep(model, any_model, frozenset(any_model), (self.pool.name,), self.overflow)
         listed = frozenset(each for each in self.endpoints if model in listings.get(each, ()))
         if not listed:
@@ -77,7 +70,7 @@ class _PoolOfEndpoints:
     def only_model(self, listings: Mapping[Endpoint, Mapping[str, ModelCard]]) -> str | None:
         """The one model that it serves, adapters and aliases apart; None: there are several, or none."""
         if self.pool.models is not None:
-            return self.exact[0] if len(self.exact) == 1 else None
+            return next(iter(self.names.exact)) if len(self.names.exact) == 1 else None
         bases = {
             name
             for each in self.endpoints
@@ -111,7 +104,7 @@ class ModelDirectory:
         self._undecided: tuple[Endpoint, ...] | None = None
         """Endpoints for models that no endpoint lists; empty: there are none; None: to be found."""
         self._by_model: dict[tuple[str, str], tuple[Endpoint, ...]] | None = None
-        self._names: tuple[frozenset[str], list[tuple[re.Pattern[str], str]]] | None = None
+        self._names: NameTable[str] | None = None
         """Names of models that are listed or configured, and patterns."""
 
     # -- changes
@@ -221,15 +214,8 @@ class ModelDirectory:
         and it is not; None: there are no names at all."""
         if self._names is None:
             names = {*self._routes.all, *(name for name, _ in self.by_model()), *self._pools} - {""}
-            self._names = (
-                frozenset(name for name in names if WILDCARDS.isdisjoint(name)),
-                [(re.compile(translate(name)), name) for name in names if not WILDCARDS.isdisjoint(name)],
-            )
-        exact, patterns = self._names
-        if model in exact:
-            return model
-        found = next((name for pattern, name in patterns if pattern.match(model)), None)
-        return found or ("" if exact else None)
+            self._names = NameTable({name: name for name in names})
+        return self._names.find(model) or ("" if self._names.exact else None)
 
     # -- answers
 
@@ -302,7 +288,7 @@ class ModelDirectory:
         found: dict[str, ModelCard] = {}
         for pool in self._pools.values():
             if pool.pool.models is not None:
-                for name in pool.exact:
+                for name in pool.names.exact:
                     found.setdefault(name, self._card(name, pool))
             else:
                 for endpoint in pool.endpoints:

@@ -169,6 +169,7 @@ class Attempt:
         self._write(self._observer.feed(data, now))
 
     def on_other_event(self, event: bytes, now: float) -> None:
+        """An event that came by the fast path and is not plain, or follows such a one."""
         self.leave_fast_path()
         self._exchange.leave_fast_path(len(event))
         self.on_body(event, now)

@@ -9,7 +9,7 @@ and all streams that cannot have it, take the way through :class:`penstock.gatew
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from penstock.gateway.metric_definitions import ITL
 from penstock.gateway.responses.event_template import are_texts
 from penstock.gateway.responses.response_observer import EventCounts
 from penstock.http.http2.flow_windows import FlowWindows, first_rows
-from penstock.http.sink import ReplySink
 from penstock.http.write_target import WriteTarget
 from penstock.streaming.rows.http_framing import (
     CHUNK_HEADERS,
@@ -29,6 +28,9 @@ from penstock.streaming.rows.http_framing import (
     objects,
 )
 from penstock.streaming.rows.io_submit import BurstWriter, write_each
+
+if TYPE_CHECKING:
+    from penstock.gateway.relay.attempt import Attempt
 
 _BOUNDS = np.array(ITL.bounds)
 MAX_TURNS = 4
@@ -41,20 +43,6 @@ NONE, CHUNK, FRAME = 0, 1, 2
 Rows = NDArray[np.intp]
 
 
-class FastPathOwner(Protocol):
-    """The attempt whose stream has the fast path."""
-
-    sink: ReplySink
-
-    def on_other_event(self, event: bytes, now: float) -> None:
-        """An event that came by the fast path and is not plain, or follows such a one."""
-        ...
-
-    def leave_fast_path(self) -> None:
-        """The fast path cannot be used any more; calls :meth:`PlainEvents.leave`."""
-        ...
-
-
 class PlainEvents:
     """The fast path of a process's streams. Columns are by slot."""
 
@@ -64,7 +52,7 @@ class PlainEvents:
         """``burst`` writes to clients of HTTP/1.1, ``windows`` are those of clients of HTTP/2."""
         self._burst = burst
         self._windows = windows or FlowWindows()
-        self._owners: list[FastPathOwner | None] = []
+        self._owners: list[Attempt | None] = []
         self._paths: list[WriteTarget | None] = []
         self._free: list[int] = []
         self._way = np.zeros(0, np.int8)
@@ -101,7 +89,7 @@ class PlainEvents:
 
     # -- the fast path
 
-    def open(self, owner: FastPathOwner) -> int:
+    def open(self, owner: Attempt) -> int:
         """A slot for a stream."""
         if not self._free:
             self._grow(len(self._owners))

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.http.http1.chunks import CHUNK_SIZES
-from penstock.http.sink import ReplySink
 from penstock.http.write_target import WriteTarget
 from penstock.streaming.rows.io_submit import BurstWriter, write_each
 
-
-class StreamClient(Protocol):
-    """The client of one reply."""
-
-    sink: ReplySink
-    streamed: bool
-    """The reply has no length: over HTTP/1.1 its body is chunked."""
+if TYPE_CHECKING:
+    from penstock.gateway.relay.client_connection import HttpClientConnection
 
 
 class WriteBatch:
@@ -29,9 +23,9 @@ class WriteBatch:
 
     def __init__(self, burst: BurstWriter = write_each) -> None:
         self._burst = burst
-        self._waiting: dict[StreamClient, bytes] = {}
+        self._waiting: dict[HttpClientConnection, bytes] = {}
 
-    def write(self, client: StreamClient, data: bytes) -> None:
+    def write(self, client: HttpClientConnection, data: bytes) -> None:
         """Write bytes of the body at the end of the iteration."""
         waiting = self._waiting
         if client in waiting:
@@ -41,7 +35,7 @@ class WriteBatch:
             asyncio.get_running_loop().call_soon(self.flush)
         waiting[client] = data
 
-    def holds(self, client: StreamClient) -> bool:
+    def holds(self, client: HttpClientConnection) -> bool:
         """Whether a write to the client is to come."""
         return client in self._waiting
 
@@ -66,11 +60,11 @@ class WriteBatch:
         for index, sent in self._burst(descriptors, b"".join(chunks), sizes):
             sockets[index].write_rest(chunks[index][sent:])
 
-    def flush_client(self, client: StreamClient) -> None:
+    def flush_client(self, client: HttpClientConnection) -> None:
         """Make the write to one client now, before another operation on its connection."""
         if data := self._waiting.pop(client, None):
             client.sink.write_body(data)
 
-    def forget(self, client: StreamClient) -> None:
+    def forget(self, client: HttpClientConnection) -> None:
         """Drop the write to a client that has disconnected."""
         self._waiting.pop(client, None)

@@ -15,7 +15,7 @@ from penstock.gateway.requests.body_rest import BEGINNING, BodyLimits, BodyRest,
 from penstock.gateway.requests.byte_rounds import ByteRounds
 from penstock.gateway.requests.caller import Caller
 from penstock.gateway.requests.gemini_path import model_in, names_its_model
-from penstock.gateway.requests.long_values import LongValues, LongValueScan, split
+from penstock.gateway.requests.long_values import LongValues, LongValueScan, split_by_turns
 from penstock.gateway.requests.model_field import read_model
 from penstock.gateway.requests.named_response import COMPACT, RESPONSES
 from penstock.gateway.requests.request_body import RequestBody
@@ -105,15 +105,19 @@ class HeldRest:
         yield b"".join(part)
 
 
+async def received_whole(raw: bytes) -> ReceivedBody:
+    """A body that has come, with its long base64 apart."""
+    text, values = await split_by_turns(raw)
+    return ReceivedBody(text, None, values, len(raw))
+
+
 async def read_generation(http: HttpRequest, caller: Caller, limits: BodyLimits) -> ReceivedBody:
     """The body of a request that generates, or its beginning and its rest. Raises ApiError, ClientGone."""
     limit = limits.max_read
     given = http.fields.get(b"content-length")
     length = None if given is None else int(given)
     if http.body_complete or (length is not None and (length <= BEGINNING or length > limit)):
-        raw = await http.read_body(limit, too_large)
-        text, values = split(raw)
-        return ReceivedBody(text, None, values, len(raw))
+        return await received_whole(await http.read_body(limit, too_large))
     scan, tried = LongValueScan(), -1
     may_stream = not (caller.models or caller.is_limited or http.path in (RESPONSES, COMPACT))
     while part := await http.read_part():

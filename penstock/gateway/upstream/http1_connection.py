@@ -10,7 +10,7 @@ import struct
 import termios
 import time
 from contextlib import suppress
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from penstock.gateway.upstream.exchange import (
     IDLE_CLOSE_S,
@@ -23,43 +23,18 @@ from penstock.gateway.upstream.exchange import (
 )
 from penstock.gateway.upstream.reply_scanner import PlainEventRelay, PlainEventShape, plain_chunk
 from penstock.gateway.upstream.request_form import AS_GIVEN, RequestForm
-from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.http1.chunks import LAST_CHUNK, chunk
 from penstock.http.http1.reply_reader import ReplyFault, ReplyReader
 from penstock.http.tls_problem import tls_problem
+
+if TYPE_CHECKING:
+    from penstock.gateway.upstream.connection_pool import ConnectionPool
 
 NO_WINDOW = 1 << 62
 """Bytes of plain events that may come before anything else has to be done for more to come."""
 MAX_LAST_BYTES = 64 << 10
 """Bytes that are read of a connection whose server has closed it while it was sent a body: an error's head
 and body."""
-
-
-class ConnectionOwner(Protocol):
-    """Whoever keeps connections while they are idle."""
-
-    upstream: Upstream
-
-    def release(self, connection: Http1UpstreamConnection) -> None:
-        """Take back a connection whose reply is complete, for the next request."""
-        ...
-
-    def forget(self, connection: Http1UpstreamConnection) -> None:
-        """The connection is closed."""
-        ...
-
-    def on_answered(self) -> None:
-        """The head of a reply has come."""
-        ...
-
-    @property
-    def unheard(self) -> str:
-        """What may be the reason why a server sends nothing, as a part of a sentence."""
-        ...
-
-    def on_unanswered(self) -> None:
-        """A new connection broke before the head of a reply: the server may not speak HTTP/1.1 any more."""
-        ...
 
 
 class Upload:
@@ -74,7 +49,7 @@ class Upload:
 class Http1UpstreamConnection(asyncio.Protocol):
     """One connection to an endpoint. It carries one request after the other."""
 
-    def __init__(self, owner: ConnectionOwner, authority: bytes) -> None:
+    def __init__(self, owner: ConnectionPool, authority: bytes) -> None:
         """``authority``: value of the host header."""
         self._owner = owner
         self._authority = authority

@@ -11,7 +11,7 @@ import asyncio
 import enum
 import math
 import time
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from penstock.gateway.upstream.exchange import (
     IDLE_CLOSE_S,
@@ -24,13 +24,15 @@ from penstock.gateway.upstream.exchange import (
 )
 from penstock.gateway.upstream.http2_exchange import REFILL_BELOW, WINDOW, Http2Exchange
 from penstock.gateway.upstream.reply_scanner import PlainEventRelay, ReplyScanner
-from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.http2 import frames as h2
 from penstock.http.http2.core import Http2Core
 from penstock.http.http2.faults import ConnectionFault, ErrorCode, StreamFault, name_of
 from penstock.http.http2.header_blocks import Field, encode_fields
 from penstock.http.http2.request_bodies import RequestBodies
 from penstock.http.http2.roles import client_role
+
+if TYPE_CHECKING:
+    from penstock.gateway.upstream.connection_pool import ConnectionPool
 
 CONNECTION_WINDOW = 16 << 20
 """Receive window of a connection. It is opened again for all that comes, as streams have windows of their
@@ -66,22 +68,10 @@ class ConnectionState(enum.Enum):
     CLOSED = enum.auto()
 
 
-class Http2Owner(Protocol):
-    """Whoever keeps the connections to an endpoint."""
-
-    upstream: Upstream
-
-    def on_http2_closed(self, connection: Http2UpstreamConnection) -> None: ...
-
-    def on_http1_required(self) -> None:
-        """The server takes some requests over HTTP/1.1 only."""
-        ...
-
-
 class Http2UpstreamConnection(asyncio.Protocol):
     """One connection. Streams are opened with :meth:`open_exchange` and send their request later."""
 
-    def __init__(self, owner: Http2Owner, *, scheme: bytes, authority: bytes, silence_s: float) -> None:
+    def __init__(self, owner: ConnectionPool, *, scheme: bytes, authority: bytes, silence_s: float) -> None:
         """``silence_s``: after this time without anything from the server its streams fail."""
         self._owner = owner
         self._origin = encode_fields([(b":scheme", scheme), (b":authority", authority)])
@@ -383,6 +373,7 @@ class Http2UpstreamConnection(asyncio.Protocol):
     # -- streams
 
     def start(self, exchange: Http2Exchange, request: UpstreamRequest) -> None:
+        """Open the stream and send the request; the stream breaks later if the connection has ended."""
         if self._state is not ConnectionState.OPEN or self._transport.is_closing():
             self._loop.call_soon(self._refuse, exchange)
             return
@@ -411,6 +402,7 @@ class Http2UpstreamConnection(asyncio.Protocol):
         exchange.break_off("the connection was closed", Failure.UNPROCESSED)
 
     def end(self, exchange: Http2Exchange, code: ErrorCode | None) -> None:
+        """The stream has ended; with ``code`` by RST_STREAM."""
         if exchange.ended:
             return
         exchange.ended = True
@@ -427,6 +419,7 @@ class Http2UpstreamConnection(asyncio.Protocol):
                 self._close(ErrorCode.NO_ERROR)
 
     def open_window(self, exchange: Http2Exchange, size: int) -> None:
+        """Let the server send ``size`` bytes more."""
         self._write(h2.window_update(exchange.stream_id, size))
 
     def _break(self, stream_id: int, code: ErrorCode | None, reason: str, failure: Failure) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from penstock.gateway.upstream.exchange import (
     PIECE_BYTES,
@@ -21,6 +21,9 @@ from penstock.http.http1.reply_reader import MAX_OVERHEAD_BYTES
 from penstock.http.http2.faults import ErrorCode, StreamFault
 from penstock.http.http2.header_blocks import MALFORMED, Field
 
+if TYPE_CHECKING:
+    from penstock.gateway.upstream.http2_connection import Http2UpstreamConnection
+
 WINDOW = 256 << 10
 """Receive window of a stream: bytes that are held for a slow client at most."""
 REFILL_BELOW = WINDOW // 2
@@ -30,29 +33,6 @@ _CONNECTION_HEADERS = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )
 """Headers that no message of HTTP/2 has (RFC 9113 §8.2.2)."""
-
-
-class StreamConnection(Protocol):
-    """The connection, as its streams see it."""
-
-    def start(self, exchange: Http2Exchange, request: UpstreamRequest) -> None:
-        """Open the stream and send the request; the stream breaks later if the connection has ended."""
-        ...
-
-    def send_part(self, exchange: Http2Exchange, data: bytes) -> None:
-        """Send the next part of the request's body, the last one unless ``more`` follows."""
-        ...
-
-    def end(self, exchange: Http2Exchange, code: ErrorCode | None) -> None:
-        """The stream has ended; with ``code`` by RST_STREAM."""
-        ...
-
-    def open_window(self, exchange: Http2Exchange, size: int) -> None:
-        """Let the server send ``size`` bytes more."""
-        ...
-
-    plain_events: PlainEventRelay | None
-    plain_shapes: dict[int, PlainEventShape]
 
 
 class Http2Exchange:
@@ -77,7 +57,7 @@ class Http2Exchange:
         "window",
     )
 
-    def __init__(self, connection: StreamConnection) -> None:
+    def __init__(self, connection: Http2UpstreamConnection) -> None:
         self.stream_id = 0
         """0: the request is not sent."""
         self.deliver: Callable[[bytes, float], None] | None = None

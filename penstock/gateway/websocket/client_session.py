@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from penstock.gateway.admission.oidc.token_pending import TokenPending
 from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConnection
 from penstock.gateway.requests.apis import rejection_reason
 from penstock.gateway.requests.body_rest import ReceivedBody
@@ -24,7 +23,6 @@ from penstock.gateway.websocket.create_message import CreateMessage, concerns_al
 from penstock.gateway.websocket.server_message import NOT_FOUND, PREVIOUS
 from penstock.gateway.websocket.socket_sink import SocketSink
 from penstock.gateway.websocket.upstream_sockets import ResponseConnections, UpstreamSockets
-from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError, shown
 from penstock.http.request import ClientGone
 from penstock.http.websocket.socket import WebSocket
@@ -226,13 +224,8 @@ class ClientSession:
     async def _incoming(self, create: CreateMessage, record: RequestRecord) -> IncomingRequest:
         """Raises ApiError."""
         intake, head = self._shared.intake, self._handshake
-        if self._shared.own_routes.draining:
-            raise unavailable("The gateway is shutting down.", "draining")
-        try:
-            intake.authorize(record, head.fields, head.address)
-        except TokenPending as pending:
-            await pending.wait()
-            intake.authorize(record, head.fields, head.address)
+        self._shared.own_routes.check_open()
+        await intake.authorize(record, head.fields, head.address)
         id = (REQUEST_ID, record.request_id.encode("latin-1"))
         added = [*head.relayed, (b"content-type", b"application/json"), id, head.via]
         incoming = intake.read(

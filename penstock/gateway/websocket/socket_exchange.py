@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,30 +12,18 @@ from penstock.gateway.upstream.reply_scanner import PlainEventRelay, PlainEventS
 from penstock.gateway.websocket.create_message import CANCEL_MESSAGE, CreateMessage
 from penstock.gateway.websocket.server_message import ENDS, ERROR, as_event, refusal_in, type_of
 
+if TYPE_CHECKING:
+    from penstock.gateway.websocket.socket_sink import SocketSink
+    from penstock.gateway.websocket.upstream_socket import UpstreamSocket
+
 TOO_LARGE = "request_too_large"
 _STREAM = [(b"content-type", b"text/event-stream")]
-
-
-class Cancellable(Protocol):
-    cancelled: bool
-    """Whether the client wants no more of the response."""
-
-
-class Carrier(Protocol):
-    """The WebSocket."""
-
-    def start(self, exchange: SocketExchange, message: bytes) -> bool: ...
-    def tell(self, message: bytes) -> None: ...
-    def ended(self, exchange: SocketExchange) -> None: ...
-    def drop(self, exchange: SocketExchange) -> None: ...
-    def pause(self, exchange: SocketExchange) -> None: ...
-    def resume(self, exchange: SocketExchange) -> None: ...
 
 
 class SocketExchange:
     """See :class:`~penstock.gateway.upstream.exchange.Exchange`."""
 
-    def __init__(self, carrier: Carrier, create: CreateMessage, wish: Cancellable) -> None:
+    def __init__(self, carrier: UpstreamSocket, create: CreateMessage, wish: SocketSink) -> None:
         self._carrier = carrier
         self._create = create
         self._wish = wish

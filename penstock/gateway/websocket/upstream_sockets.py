@@ -13,7 +13,8 @@ from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import Exchange, Headers, UpstreamError
 from penstock.gateway.websocket.create_message import CreateMessage
-from penstock.gateway.websocket.socket_exchange import Cancellable, SocketExchange
+from penstock.gateway.websocket.socket_exchange import SocketExchange
+from penstock.gateway.websocket.socket_sink import SocketSink
 from penstock.gateway.websocket.upstream_socket import NoWebSocketError, UpstreamSocket, open_socket
 from penstock.http.errors import ApiError
 
@@ -115,7 +116,7 @@ class ResponseConnections:
         endpoint: Endpoint,
         create: CreateMessage,
         previous: str | None,
-        wish: Cancellable,
+        wish: SocketSink,
     ) -> None:
         """``previous``: the response that it continues. Raises UpstreamError when the endpoint was
         removed."""

@@ -8,7 +8,6 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from penstock.gateway.admission.intake import Intake
-from penstock.gateway.admission.oidc.token_pending import TokenPending
 from penstock.gateway.metric_definitions import WEBSOCKETS, Figure
 from penstock.gateway.own_routes import OwnRoutes
 from penstock.gateway.relay.client_connection import REQUEST_ID
@@ -21,7 +20,6 @@ from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.exchange import Headers
 from penstock.gateway.websocket.client_session import ClientSession, Handshake
-from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError
 from penstock.http.request import MAX_REQUEST_ID, HttpRequest
 from penstock.http.websocket.channel import Channel
@@ -92,14 +90,9 @@ class WebSockets:
 
     async def _read(self, http: HttpRequest, record: RequestRecord) -> Handshake:
         """Raises ApiError."""
-        if self.own_routes.draining:
-            raise unavailable("The gateway is shutting down.", "draining")
+        self.own_routes.check_open()
         intake, fields, headers = self.intake, http.fields, http.headers
-        try:
-            intake.authorize(record, fields, http.address)
-        except TokenPending as pending:
-            await pending.wait()
-            intake.authorize(record, fields, http.address)
+        await intake.authorize(record, fields, http.address)
         if not intake.keys.guards(http.path):
             _check_origin(fields.get(b"origin"), fields.get(b"host", b""))
         self.via.refuse_loops(headers)

@@ -94,6 +94,8 @@ def test_each_step_with_the_scores_and_obstacles_of_its_endpoints(tmp_path: Path
             assert [each["endpoint"] for each in report["others"]] == [other.url]
             assert report["others"][0]["why"] == "it does not list the model"
             assert not spare.calls
+            shown = ask(front, model="big", body={"messages": [{"content": "A" * 100_000}]})["request"]
+            assert shown["prompt_tokens"] < 1000, "a picture counts as one, as in a request"
             refused = ask(front, model="none")["refused"]
             assert (refused["status"], refused["code"]) == (404, "model_not_found")
 
