@@ -76,8 +76,6 @@ def issuer(directory: Path) -> Iterator[tuple[Issuer, str]]:
     made = certificates.make(directory)
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
         def do_GET(self) -> None:
             served.asked.append(self.path)
             served.gate.wait(30)
@@ -91,6 +89,7 @@ def issuer(directory: Path) -> Iterator[tuple[Issuer, str]]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = False  # those that are in OpenSSL when the interpreter ends break it
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.chain, made.key)
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
