@@ -1,8 +1,9 @@
 """An honest client in a process of its own, that measures the gaps between the events of its stream.
 
-``python -m tests.hostile.bystander URL [KEY]`` streams completions one after the other until its standard
-input closes, and writes one JSON line then. A second clock in the same process ticks meanwhile: how late its
-ticks come is the machine's share of the gaps.
+``python -m tests.hostile.bystander URL KEY [PID ...]`` streams completions one after the other until its
+standard input closes, and writes one JSON line then. What the machine delays is no part of the gaps: the time
+for which the main threads of these processes, and this one, waited for a CPU, as Linux counts it. A second
+clock in the same process ticks meanwhile: how late its ticks come is the machine's share, too.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
 import msgspec
+import psutil
 
 INTERVAL_MS = 50
 """Milliseconds between two events, as the request asks for. A step of the engine takes less."""
@@ -35,6 +39,7 @@ class Gaps(msgspec.Struct, frozen=True):
     usual: float
     """Median."""
     worst: float
+    """Without the time for which processes waited for a CPU."""
     lateness: float
     """Greatest lateness of a tick."""
     events: int
@@ -50,8 +55,10 @@ class Gaps(msgspec.Struct, frozen=True):
 class Bystander:
     """The process; use it as a context, inside which others attack."""
 
-    def __init__(self, url: str, key: str = "") -> None:
-        command = [sys.executable, "-m", "tests.hostile.bystander", url, key]
+    def __init__(self, url: str, processes: Sequence[psutil.Process], key: str = "") -> None:
+        """``processes``: those that the stream comes through."""
+        pids = [str(process.pid) for process in processes]
+        command = [sys.executable, "-m", "tests.hostile.bystander", url, key, *pids]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.gaps: Gaps
 
@@ -73,11 +80,26 @@ class Bystander:
             self.gaps = msgspec.json.decode(written, type=Gaps)
 
 
+class _Waits:
+    """For how long the main threads of processes were ready to run and waited for a CPU."""
+
+    def __init__(self, pids: Sequence[str]) -> None:
+        self._waited_ns = dict.fromkeys(pids, 0)
+
+    def seconds(self) -> float:
+        """Since the processes began."""
+        for pid in self._waited_ns:
+            with contextlib.suppress(OSError):  # it has ended, or this is no Linux
+                self._waited_ns[pid] = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+        return sum(self._waited_ns.values()) / 1e9
+
+
 class _Client:
     """Streams one completion after the other over one connection at a time."""
 
-    def __init__(self, url: str, key: str = "") -> None:
+    def __init__(self, url: str, key: str, pids: Sequence[str]) -> None:
         self._key = key
+        self._waits = _Waits(pids)
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or 80
         self.gaps: list[float] = []
@@ -114,7 +136,7 @@ class _Client:
             data = await reader.readexactly(size + 2)
             if not size:
                 break
-            now = time.perf_counter()
+            now = time.perf_counter() - self._waits.seconds()
             self.events += 1
             if last:
                 self.gaps.append(now - last)
@@ -135,8 +157,8 @@ async def _ticks(late: list[float]) -> None:
         late.append(time.perf_counter() - before - TICK_S)
 
 
-async def _main(url: str, key: str = "") -> None:
-    client, late = _Client(url, key), [0.0]
+async def _main(url: str, key: str, *pids: str) -> None:
+    client, late = _Client(url, key, [*pids, "self"]), [0.0]
     tasks = [asyncio.create_task(client.run()), asyncio.create_task(_ticks(late))]
     await asyncio.to_thread(sys.stdin.read)
     for task in tasks:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.gateway.processes import Gateway
+from tests.gateway.processes import Gateway, eventually
 from tests.hostile.http.raw import HEAD, KEY, PROBE, RawClient, post
 from tests.integration.server import SYNTHETIC, Server
 
@@ -310,10 +310,10 @@ def test_a_gateway_counts_what_its_connections_refuse(gateway: Gateway) -> None:
             assert client.reply().status in (400, 408, 431)
         reasons[reason] = reasons.get(reason, 0) + 1
         requests["rejected"] = requests.get("rejected", 0) + 1
-    assert gateway.counts("rejection_total") == reasons
+    eventually(lambda: gateway.counts("rejection_total") == reasons)
     assert gateway.counts() == requests, "each request counts once"
     assert gateway.counts("request_error_total")["rejected,408"]
-    assert any('"reason": "headers_too_large"' in line for line in gateway.lines)
+    eventually(lambda: any('"reason": "headers_too_large"' in line for line in gateway.lines))
 
 
 # -- many connections

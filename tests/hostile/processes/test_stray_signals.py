@@ -35,7 +35,7 @@ def test_stray_signals_to_children_break_no_stream(tmp_path: Path) -> None:
             for signum in STRAY:
                 for child in children:
                     child.send_signal(signum)
-                text += next(chunks)
+                text += next(chunks, "")  # on a busy machine all may have come
             for signum in TO_ALL:
                 server.process.send_signal(signum)
             text += "".join(chunks)

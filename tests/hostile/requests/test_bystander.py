@@ -36,10 +36,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+def processes_of(server: Server) -> list[psutil.Process]:
+    """API servers and engines."""
+    return server.children("api-server") + server.children("engine")
+
+
 def memory_mb(server: Server) -> float:
-    """Private memory of API servers and engines."""
-    processes = server.children("api-server") + server.children("engine")
-    return sum(float(process.memory_full_info().uss) for process in processes) / MEGABYTE
+    """Private memory."""
+    return sum(float(process.memory_full_info().uss) for process in processes_of(server)) / MEGABYTE
 
 
 def messages(count: int) -> bytes:
@@ -121,7 +125,10 @@ def test_a_bystanders_stream_goes_on(server: Server, name: str) -> None:
     path, make, statuses, word = ATTACKS[name]
     url = path if path.startswith("/") else f"/v1/{path}"
     sent = make()
-    with Bystander(server.url) as bystander, httpx.Client(base_url=server.url, timeout=120) as client:
+    with (
+        Bystander(server.url, processes_of(server)) as bystander,
+        httpx.Client(base_url=server.url, timeout=120) as client,
+    ):
         replies: list[Any] = []
         base = memory_mb(server)
         for _ in range(2):
@@ -146,7 +153,11 @@ TINY_CHUNKS = b"1\r\n \r\n" * 20_000
 def test_a_bystanders_stream_goes_on_beside_connections_with_tiny_chunks(server: Server) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     address = urlsplit(server.url)
-    with Bystander(server.url) as bystander, ExitStack() as stack, selectors.DefaultSelector() as selector:
+    with (
+        Bystander(server.url, processes_of(server)) as bystander,
+        ExitStack() as stack,
+        selectors.DefaultSelector() as selector,
+    ):
         for _ in range(CONNECTIONS):
             client = stack.enter_context(socket.create_connection((address.hostname, address.port)))
             client.sendall(head)

@@ -37,8 +37,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name != "schema" else []) for name in FIELDS]
 )
 def test_many_choices_take_the_memory_of_one(server: Server, name: str) -> None:
-    bystander = Bystander(server.url)
-    with MemoryWatch(server.children("api-server") + server.children("engine")) as watch, bystander:
+    processes = server.children("api-server") + server.children("engine")
+    with MemoryWatch(processes) as watch, Bystander(server.url, processes) as bystander:
         body = {"prompt": "hello", "n": CHOICES, "max_tokens": 2, **FIELDS[name]}
         reply = server.post("/v1/completions", body, timeout=100)
     assert reply.status_code == 200, reply.text[:500]

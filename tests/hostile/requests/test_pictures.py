@@ -203,7 +203,8 @@ def test_attacks_are_clear_errors_and_delay_nobody(server: Server, host: Host, p
         f"file://{pictures}/b.png": "has no such file",
     }
     watched = [process for each in processes.values() for process in each]
-    with MemoryWatch(watched) as memory, Bystander(server.url, "mine") as bystander:
+    streaming = processes["api-server"] + processes["engine"]
+    with MemoryWatch(watched) as memory, Bystander(server.url, streaming, "mine") as bystander:
         for url, said in attacks.items():
             assert said in refused(server, url), url[:80]
     assert bystander.gaps.broken == []

@@ -25,6 +25,7 @@ MAX_GROWTH_MIB = 50.0
 GRAMMARS_MIB = 512.0
 """What an engine may hold in compiled grammars besides."""
 MAX_GAP_RATIO = 10.0
+_STREAMING = re.compile("penstock: (api-server|engine|gateway)")
 OVERLOADED = frozenset({429, 503})
 """The documented answers to overload."""
 UNSUPPORTED = frozenset({501})
@@ -289,6 +290,7 @@ class Harm(NamedTuple):
 def watched(url: str, processes: Sequence[psutil.Process]) -> Iterator[list[Harm]]:
     """Measures what happens to a bystander and to the memory of ``processes``; filled at the end."""
     harm: list[Harm] = []
-    with Bystander(url) as bystander, MemoryWatch(processes) as memory:
+    streaming = [each for each in processes if _STREAMING.search(" ".join(each.cmdline()))]
+    with Bystander(url, streaming) as bystander, MemoryWatch(processes) as memory:
         yield harm
     harm.append(Harm(memory.grown_mib, bystander.gaps))

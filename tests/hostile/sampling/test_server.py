@@ -204,7 +204,7 @@ BINARY = "start: s\ns: s s | s s s | /[a-z]/ | /[ -~]/"
 @pytest.mark.parametrize("grammar", [NULLS, BINARY])
 def test_ambiguous_grammars_do_not_hold_up_other_streams(server: Server, grammar: str) -> None:
     """A single mask of such a grammar could take two seconds, and each step of all streams waited for it."""
-    with Bystander(server.url) as bystander:
+    with Bystander(server.url, server.children("api-server") + server.children("engine")) as bystander:
         for choices in (1, 64):
             reply = complete(
                 server, structured_outputs={"grammar": grammar}, temperature=1.5, max_tokens=60, n=choices
