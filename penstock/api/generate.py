@@ -1,18 +1,18 @@
-"""The generating routes: from a request body to submitted streams and to the end of the reply."""
+"""The generating routes: from a plan to submitted streams and to the end of the reply."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.api.api_request import SESSION, ApiRequest, Handler
+from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.background import BackgroundResponses
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.event_follower import follow
+from penstock.api.planning import RequestPlanner, characters
 from penstock.api.queue_capacity import check_queue_capacity
 from penstock.api.routes.load_report import FORMAT_HEADER, load_report
 from penstock.api.time_sliced_sender import TimeSlicedSender
@@ -20,56 +20,31 @@ from penstock.config.serve import ServeConfig
 from penstock.dispatch.connections import MAX_QUEUED_BYTES
 from penstock.dispatch.engine_client import NO_HINTS, RoutingHints
 from penstock.generation.compaction.planned import PlannedCompaction, Summary, SummaryText
-from penstock.generation.dialect import Dialect, LookedUp, ReplyFormat, RequestInfo
+from penstock.generation.dialect import Dialect, ReplyFormat, RequestInfo
 from penstock.generation.grammars.checker import GrammarChecker
-from penstock.generation.media.lifting import LiftedBody
 from penstock.generation.media.preparation import PicturePreparation, Pictures
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
-from penstock.generation.prompt.render_limit import RenderTimeout, on_event_loop
-from penstock.generation.prompt.tokenizer import ESTIMATED_ABOVE, PIECE
-from penstock.generation.prompt.turn_memory import NextTurn, TurnMemory
 from penstock.generation.replies.collected import CollectedReply
-from penstock.generation.replies.columns import ColumnsReply, plan_columns
+from penstock.generation.replies.columns import ColumnsReply
 from penstock.generation.replies.reply import Prompt, RequestContext
 from penstock.generation.replies.safetensors_writer import SAFETENSORS
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.replies.streamed import NOT_KEPT, StreamedReply
 from penstock.generation.request.validation import (
     MAX_LOGPROB_BYTES,
-    check_prompt_len,
-    check_streamed_echo,
     wide_prompt_logprob_bytes,
 )
-from penstock.http.accept import asks_for
 from penstock.http.admission import no_engine, overloaded, unavailable
 from penstock.http.errors import ApiError
-from penstock.http.request import JSON, ClientGone, HttpRequest, beyond_option
+from penstock.http.request import ClientGone, HttpRequest, beyond_option
 from penstock.http.sink import Headers
 from penstock.store.stored_response import StoredResponse
 from penstock.wire.messages import AdapterKey, SamplingParams, Submit
 
-INLINE_BODY = 32 * 1024
-"""Largest body in bytes, with what it continues, that is planned on the event loop, which takes at most 10 ms
-(measured: up to 0.3 us a byte); larger ones are planned in a thread."""
-RESUMED_BYTES, RESUMED_MESSAGES = 1 << 20, 1000
-"""Largest conversation that is planned on the event loop because all but INLINE_BODY of it is known from the
-turn before: if its template starts anew after all, that takes about 5 ms."""
-THREADS_BYTES = 16 << 20
-"""Bytes of bodies and texts that threads work on at the same time; a larger one is worked on alone."""
-MAX_LOOK_UPS = 8
-"""Requests that are planned with what they continue at the same time: each may hold 16 MiB of it."""
-EVENTS = b"text/event-stream"
-TRUNCATED = 4
-"""A prompt that is to be truncated may have this many times the context."""
-
-
 RANK_HEADER, SESSION_HEADER = b"x-data-parallel-rank", b"x-session-id"
 MAX_RANK_DIGITS = 20
 """Maximum digits of X-data-parallel-rank, leading zeros included."""
-
-
-Result = TypeVar("Result")
 
 
 class Work(msgspec.Struct, gc=False):
@@ -101,21 +76,16 @@ class GenerationRoutes:
     ) -> None:
         """``large``: for requests that threads work on. ``background``: without, no reply has an entry.
         ``media``: without, no request has pictures."""
-        self.turns = TurnMemory(config.turn_memory)
+        self.planner = RequestPlanner(config, encoder, large, media, self.check_open)
         self._config = config
         self._background = background
-        self._media = media
         self._constrains = config.engine != "synthetic" or config.synthetic_script is not None
         """Whether the engines apply grammars."""
-        self._encoder = encoder
-        self._tokenizer = encoder.tokenizer
         self._context = context
         self._engine_client = context.engine_client
         self._streams = context.streams
         self._grammars = GrammarChecker()
         self._sender = TimeSlicedSender(context.turns)
-        self._large = large
-        self._look_ups = asyncio.Semaphore(MAX_LOOK_UPS)
         self.draining = False
         self._logprob_bytes = 0
         """Reserved for requests with very many logprobs per token."""
@@ -165,17 +135,12 @@ class GenerationRoutes:
             body = await request.http.read_json(self._config.max_request_bytes, beyond_option)
             self.check_open()
             accept = _named_types(dialect, request)
-            lifted = None
-            if dialect.lifts_images and self._media is not None and len(body) > INLINE_BODY:
-                lifted = LiftedBody(body)
-            plan, prompts, info = await self._planned(request, dialect, body, accept, lifted)
+            plan, prompts, info = await self.planner.planned(request, dialect, body, accept)
             del body  # not kept while the reply is generated
             if plan.answer is not None:
                 await request.http.reply_json(plan.answer)
                 return
-            del lifted
-            if plan.images:
-                await self._prepare_images(request, plan)
+            await self.planner.prepare_images(request, plan)
             if plan.compaction is not None:
                 plan, prompts = await self._compacted(request, dialect, plan, prompts, info)
             if plan.warning is not None:
@@ -187,12 +152,9 @@ class GenerationRoutes:
             elif plan.constraint is not None and plan.constraint.optional:
                 constrain(plan, None)
             hints = self.routing_hints(request.http, plan.session)
-            if plan.images:
-                await self._prepare_images(request, plan)
+            await self.planner.prepare_images(request, plan)
             if prompts is None:
-                prompts = self._tokenize(plan)
-            if prompts is None:
-                prompts = await self.in_thread(request, _characters(plan), self._tokenize_all, plan)
+                prompts = await self.planner.tokenized(request, plan)
             plan.prompts = plan.image_parts = ()  # nor are their texts
             if dialect.renders:
                 await self._sender.send_json(
@@ -211,69 +173,6 @@ class GenerationRoutes:
             if not request.detached:
                 self.on_request_end(request)
 
-    async def _planned(
-        self, request: ApiRequest, dialect: Dialect, body: bytes, accept: Headers, lifted: LiftedBody | None
-    ) -> tuple[RequestPlan, list[Prompt] | None, RequestInfo]:
-        """The plan of a body. Raises ApiError."""
-        if lifted is not None:
-            body = lifted.body
-        turn = self.turns.begin(request.tenant, len(body))
-        derived = request.http.derived
-        session = None if derived is None else derived.get(SESSION)
-        http = request.http
-        asked = http.header(b"x-request-id")
-        info = RequestInfo(asked, request.tenant, accept, session, turn, http.path, http.target)
-        looking = dialect.look_up(body, info)
-        if looking is not None:
-            return (*await self._plan_continued(request, dialect, body, info, looking), info)
-        plan, prompts = await self._plan_anywhere(request, len(body), dialect, body, info, None)
-        if lifted is not None and lifted.parts:
-            if lifted.are_seen(plan.images):
-                plan.image_parts = lifted.parts
-            else:
-                whole = lifted.whole
-                plan, prompts = await self._plan_anywhere(request, len(whole), dialect, whole, info, None)
-        return plan, prompts, info
-
-    async def _prepare_images(self, request: ApiRequest, plan: RequestPlan) -> None:
-        """Have the pictures of a plan prepared, if it has any. They are released with the request."""
-        if not plan.images:
-            return
-        assert self._media is not None, "a model without pictures has no plans with them"
-        images, parts, plan.images = plan.images, plan.image_parts, ()
-        plan.pictures = pictures = self._media.pictures()
-        request.pictures = (*request.pictures, pictures)
-        salt = plan.cache_salt or ""
-        if not pictures.recall(images, salt, parts):
-            await request.http.unless_gone(pictures.prepare(images, salt, parts))
-            self.check_open()
-
-    def _plan(
-        self, dialect: Dialect, body: bytes, info: RequestInfo, found: LookedUp | None, *, tokenize: bool
-    ) -> tuple[RequestPlan, list[Prompt] | None]:
-        """The plan of a body and, with ``tokenize``, its prompts. Raises ApiError."""
-        plan = dialect.plan(body, info, found)
-        if info.turn is not None and len(plan.prompts) == 1 and not plan.prefix:
-            plan.turn, info.turn.salt = info.turn, plan.cache_salt or ""
-        plan = self._salted(plan, info)
-        if info.accept and asks_for(info.accept, SAFETENSORS, EVENTS if plan.stream else JSON):
-            plan_columns(plan)
-        if not tokenize or plan.compaction is not None or plan.images:
-            return plan, None
-        return plan, self._tokenize_all(plan)
-
-    def _salted(self, plan: RequestPlan, info: RequestInfo) -> RequestPlan:
-        if info.tenant is not None and not self._config.shared_prefix_cache:
-            plan.cache_salt = info.tenant + (plan.cache_salt or "")
-        return plan
-
-    async def in_thread(
-        self, request: ApiRequest, size: int, work: Callable[..., Result], *arguments: Any
-    ) -> Result:
-        made = await request.http.unless_gone(self._large.run_in_thread(size, work, *arguments))
-        self.check_open()
-        return made
-
     async def _compacted(
         self,
         request: ApiRequest,
@@ -284,17 +183,18 @@ class GenerationRoutes:
     ) -> tuple[RequestPlan, list[Prompt] | None]:
         """The plan of a request, or if its prompt is long the one that goes on with a summary of it. A
         summary that fails changes nothing: the request goes on if it fits."""
+        planner = self.planner
         compaction: PlannedCompaction = plan.compaction
         plan.compaction = None  # nor is it kept, with all that it refers to
-        size = _characters(plan)
+        size = characters(plan)
         if prompts is None:
-            prompts = await self.in_thread(request, size, self._lengths, plan, compaction.threshold)
+            prompts = await planner.in_thread(request, size, planner.lengths, plan, compaction.threshold)
         if prompts[0].length <= compaction.threshold:
             return plan, prompts
-        planned = self._salted(await self.in_thread(request, size, compaction.summary_plan), info)
+        planned = planner.salted(await planner.in_thread(request, size, compaction.summary_plan), info)
         planned.image_parts = plan.image_parts
-        await self._prepare_images(request, planned)
-        asked = await self.in_thread(request, _characters(planned), self._tokenize_all, planned)
+        await planner.prepare_images(request, planned)
+        asked = await planner.in_thread(request, characters(planned), planner.tokenize_all, planned)
         answer = dialect.reply_format(plan, request.request_id)
         format = SummaryText(answer.api, answer.id)
         sampling = planned.sampling(asked[0].length)
@@ -308,56 +208,11 @@ class GenerationRoutes:
             raise ClientGone
         self.check_open()
         text = format.text if error is None else ""
-        resumed = await self.in_thread(request, size, compaction.resumed, Summary(text, collected.usage()))
+        resumed = await planner.in_thread(request, size, compaction.resumed, Summary(text, collected.usage()))
         if resumed is None:
             return plan, prompts
         resumed.image_parts = plan.image_parts
-        return self._salted(resumed, info), None
-
-    def _lengths(self, plan: RequestPlan, threshold: int) -> list[Prompt]:
-        """The prompts of a plan; one that is too long for the context, and longer than ``threshold``, has no
-        tokens."""
-        [text] = plan.prompts
-        if isinstance(text, str) and self._tokenizer.is_longer(text, plan.max_model_len):
-            return [Prompt(b"", max(plan.max_model_len, threshold) + 1)]
-        return self._tokenize_all(plan)
-
-    async def _plan_anywhere(
-        self,
-        request: ApiRequest,
-        size: int,
-        dialect: Dialect,
-        body: bytes,
-        info: RequestInfo,
-        found: LookedUp | None,
-    ) -> tuple[RequestPlan, list[Prompt] | None]:
-        """Plan the request and encode its prompts, in a thread if that takes long; ``size``: bytes that there
-        are to read."""
-        if size <= INLINE_BODY or (found is not None and _is_known(size, len(body), found, info.turn)):
-            try:
-                return on_event_loop(self._plan, dialect, body, info, found, tokenize=False)
-            except RenderTimeout:
-                pass
-        plan = partial(self._plan, dialect, body, info, found, tokenize=True)
-        made = await request.http.unless_gone(self._large.run_in_thread(size, plan))
-        self.check_open()
-        return made
-
-    async def _plan_continued(
-        self,
-        request: ApiRequest,
-        dialect: Dialect,
-        body: bytes,
-        info: RequestInfo,
-        looking: Awaitable[LookedUp],
-    ) -> tuple[RequestPlan, list[Prompt] | None]:
-        """The plan of a request that continues earlier ones."""
-        async with self._look_ups:
-            found = await looking
-            self.check_open()
-            size = len(body) + found.size
-            info = info._replace(turn=self.turns.go_on(info.tenant, found.conversation, size))
-            return await self._plan_anywhere(request, size, dialect, body, info, found)
+        return planner.salted(resumed, info), None
 
     def _work(
         self,
@@ -582,97 +437,6 @@ class GenerationRoutes:
             raise unavailable("The server is shutting down.", "draining")
         if not self._engine_client.accepts_streams():
             raise self.no_engine()
-
-    # -- prompts
-
-    def _tokenize(self, plan: RequestPlan) -> list[Prompt] | None:
-        """Token ids of all prompts; None if they are so long that a thread should make them."""
-        most = self._tokenizer.inline_characters[plan.add_special_tokens]
-        if _characters(plan) > most and self._unknown_characters(plan) > most:
-            return None
-        return self._tokenize_all(plan)
-
-    def _unknown_characters(self, plan: RequestPlan) -> int:
-        """What there is to tokenize besides what the turn before had."""
-        prompt, turn = plan.prompts[0], plan.turn
-        if turn is None or plan.echo or not isinstance(prompt, str):
-            return _characters(plan)
-        if len(prompt) > ESTIMATED_ABOVE * plan.max_model_len:  # it may be encoded twice
-            return len(prompt)
-        return self._encoder.unknown_characters(prompt, plan.add_special_tokens, turn)
-
-    def _tokenize_all(self, plan: RequestPlan) -> list[Prompt]:
-        prompts = [self._prompt(plan, prompt) for prompt in plan.prompts]
-        turn, plan.turn = plan.turn, None
-        if turn is not None:
-            turn.keep()
-        return prompts
-
-    def _prompt(self, plan: RequestPlan, prompt: str | bytes) -> Prompt:
-        if isinstance(prompt, str):
-            if len(prompt) > PIECE:
-                self._check_text(plan, prompt)
-            if plan.pictures is not None:
-                return self._prompt_with_pictures(plan, prompt, plan.pictures)
-            ids, length = self._encoder.encode(prompt, plan.add_special_tokens, plan.cache_salt, plan.turn)
-            if plan.prefix:
-                ids, length = plan.prefix + ids, length + len(plan.prefix) // 4
-            echo = prompt if plan.echo else plan.echo_text
-        else:
-            ids, length = prompt, len(prompt) // 4
-            echo = self._tokenizer.decode(memoryview(ids).cast("i").tolist()) if plan.echo else ""
-        known = None if plan.turn is None else plan.turn.prefix
-        if plan.truncate_prompt_tokens is not None:
-            ids, known = plan.truncate(ids), None
-            length = len(ids) // 4
-        if plan.stream and plan.echo and plan.logprobs >= 0:
-            check_streamed_echo(length, plan.logprobs)
-        return Prompt(ids, length, echo, known=known)
-
-    def _prompt_with_pictures(self, plan: RequestPlan, text: str, pictures: Pictures) -> Prompt:
-        if plan.truncate_prompt_tokens is not None:
-            raise ApiError(
-                400,
-                "truncate_prompt_tokens: a prompt with images cannot be cut; leave it out.",
-                param="truncate_prompt_tokens",
-            )
-        ids, media, routed = pictures.encode(
-            self._encoder, text, plan.add_special_tokens, plan.cache_salt, plan.turn
-        )
-        return Prompt(ids, len(ids) // 4, plan.echo_text, media=media, routed=routed)
-
-    def _check_text(self, plan: RequestPlan, text: str) -> None:
-        """Raises ApiError for a text of which a part shows that it is too long."""
-        most = plan.max_model_len
-        if plan.truncate_prompt_tokens is None:
-            if self._tokenizer.is_longer(text, most):
-                check_prompt_len(most + 1, most)
-        elif self._tokenizer.is_longer(text, most * TRUNCATED):
-            raise ApiError(
-                400,
-                f"The prompt has more than {most * TRUNCATED} tokens, {TRUNCATED} times the context: "
-                "too many for truncate_prompt_tokens.",
-                param="truncate_prompt_tokens",
-            )
-
-
-def _is_known(size: int, body: int, found: LookedUp, turn: NextTurn | None) -> bool:
-    """Whether the turn before has all but a little of a conversation of ``size`` bytes, ``body`` of them in
-    the request."""
-    if turn is None or size > RESUMED_BYTES or not turn.resumes(RESUMED_MESSAGES):
-        return False
-    return body + found.unknown_bytes(turn) <= INLINE_BODY
-
-
-def _characters(plan: RequestPlan) -> int:
-    """What there is to tokenize, and token ids to decode for an echo."""
-    characters = 0
-    for prompt in plan.prompts:
-        if isinstance(prompt, str):
-            characters += len(prompt)
-        elif plan.echo:
-            characters += len(prompt) // 4
-    return characters
 
 
 def _named_types(dialect: Dialect, request: ApiRequest) -> Headers:

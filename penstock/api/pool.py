@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from penstock.api.api_request import ApiRequest, Handler
-from penstock.api.generate import INLINE_BODY, GenerationRoutes
+from penstock.api.generate import GenerationRoutes
+from penstock.api.planning import INLINE_BODY
 from penstock.api.time_sliced_sender import TimeSlicedSender
 from penstock.config.serve import ServeConfig
 from penstock.dialects.registry import make_pooling_dialects
@@ -114,13 +115,13 @@ class PoolingRoutes:
         if len(body) <= INLINE_BODY:
             plan = dialect.plan(body, info)
         else:
-            plan = await generation.in_thread(request, len(body), dialect.plan, body, info)
+            plan = await generation.planner.in_thread(request, len(body), dialect.plan, body, info)
         del body
         cost = self._encoder.cost(plan)
         if cost <= self._inline:
             inputs = self._encoder.encode(plan)
         else:
-            inputs = await generation.in_thread(request, cost, self._encoder.encode, plan)
+            inputs = await generation.planner.in_thread(request, cost, self._encoder.encode, plan)
         plan.inputs = ()  # not kept while the engines compute
         return plan, inputs
 

@@ -24,7 +24,8 @@ import uvloop
 from penstock.api.app import App
 from penstock.api.background import BackgroundResponses
 from penstock.api.byte_budget import ByteBudget
-from penstock.api.generate import THREADS_BYTES, GenerationRoutes
+from penstock.api.generate import GenerationRoutes
+from penstock.api.planning import THREADS_BYTES
 from penstock.api.pool import PoolingRoutes
 from penstock.api.request_spans import describe
 from penstock.api.routes.adapters import AdapterRoutes
@@ -347,7 +348,7 @@ class _Server:
                 input_processor,
                 self._collector,
                 self._clients,
-                self._generation.turns,
+                self._generation.planner.turns,
                 self._exports.span_counts,
             ),
             template=template,

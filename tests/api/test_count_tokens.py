@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from penstock.api.byte_budget import ByteBudget
-from penstock.api.generate import MAX_LOOK_UPS
+from penstock.api.planning import MAX_LOOK_UPS
 from penstock.api.routes.count_tokens import CountTokensRoutes
 from penstock.config.serve import ServeConfig
 from penstock.generation.dialect import CountedPrompt, LookedUp, RequestInfo, TokenCounter

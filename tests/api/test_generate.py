@@ -292,13 +292,13 @@ def test_tenants_share_no_tokenized_messages(tokenize: bool) -> None:
     dialect = Mock(plan=lambda text, info, found: PLANNER.completion(text))
 
     def test(routes: GenerationRoutes, desk: Desk) -> None:
-        routes._encoder.encode = Mock(return_value=(bytes(8), 2))  # type: ignore[method-assign]
+        routes.planner._encoder.encode = Mock(return_value=(bytes(8), 2))  # type: ignore[method-assign]
         info = RequestInfo(tenant="a")
-        plan, prompts = routes._plan(dialect, body(cache_salt="b"), info, None, tokenize=tokenize)
+        plan, prompts = routes.planner._plan(dialect, body(cache_salt="b"), info, None, tokenize=tokenize)
         assert plan.cache_salt == "ab"
-        prompts = prompts or routes._tokenize(plan)
+        prompts = prompts or routes.planner._tokenize(plan)
         assert prompts is not None
         assert prompts[0].length == 2
-        routes._encoder.encode.assert_called_once_with("def main():\n", True, "ab", None)
+        routes.planner._encoder.encode.assert_called_once_with("def main():\n", True, "ab", None)
 
     in_routes(Fleet(1, none), test)

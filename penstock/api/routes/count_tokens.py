@@ -7,7 +7,7 @@ from functools import partial
 
 from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.byte_budget import ByteBudget
-from penstock.api.generate import MAX_LOOK_UPS
+from penstock.api.planning import MAX_LOOK_UPS
 from penstock.api.routes.tokenize import MAX_TOKENS, EncodedPrompts
 from penstock.config.serve import ServeConfig
 from penstock.generation.dialect import CountedPrompt, LookedUp, RequestInfo, TokenCounter
