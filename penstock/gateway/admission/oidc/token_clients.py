@@ -100,11 +100,6 @@ class TokenClients:
         self._labels: set[tuple[str, str]] = set()
         """Name and team of clients that metrics name."""
 
-    @property
-    def is_on(self) -> bool:
-        """Whether there are issuers."""
-        return bool(self._sources)
-
     # -- requests
 
     def find(self, digest: bytes, token: bytes) -> Caller | None:
