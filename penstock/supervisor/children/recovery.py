@@ -1,4 +1,4 @@
-"""What follows an exit that nobody asked for: a restart, or giving up.
+"""What follows an exit that nobody asked for: a restart, or the end of the server.
 
 Engines of an expert-parallel group compute every step together: when one exits, the others are killed, and
 all are restarted together.
@@ -59,7 +59,10 @@ class Recovery:
             self.restart_or_give_up(self._group, now)
 
     def restart_or_give_up(self, gone: list[Child], now: float) -> None:
-        """Schedule the restart of one child, or of all engines of the group, or give them up."""
+        """Schedule the restart of one child, or of all engines of the group.
+
+        They are given up when they would fail the same way again, or when none of their role is left that
+        does not keep failing; before the first service when they keep failing."""
         # An engine that is killed with its group last reported that the others had left.
         fatal = any(
             child.failure is not None
@@ -69,20 +72,27 @@ class Recovery:
         )
         # A first start that the system refuses is given up like any other.
         started = self._lifecycle.phase is Phase.STARTING or all(child.started for child in gone)
-        delay = None if fatal else gone[0].policy.next_delay(now, started=started)
+        delay = gone[0].policy.next_delay(now, started=started)
         name = join_names(gone) if len(gone) == 1 else f"the group of {join_names(gone)}"
-        if delay is not None:
+        role = gone[0].name.role
+        others = self._children.with_role(role, ChildState.WAITING, ChildState.STARTING, ChildState.READY)
+        if not fatal:  # those that fail as often as these serve nobody
+            others = [child for child in others if not child.policy.keeps_failing]
+        goes_on = self._lifecycle.serving and (bool(others) or role in _DISPENSABLE)
+        rest = f" with {join_names(others)}" if others else ""
+        keeps_failing = gone[0].policy.keeps_failing
+        if not fatal and (goes_on or not keeps_failing):
+            if keeps_failing:
+                text = f"{name} keeps failing to start; serving goes on{rest}"
+                self._children.log(logging.ERROR, text)
             self._children.log(logging.INFO, f"{name} is started again in {delay:g} s")
             for child in gone:
                 child.schedule_restart(now + delay)
             return
         if not fatal:
             self._children.log(logging.ERROR, f"{name} keeps failing to start; giving up")
-        role = gone[0].name.role
-        others = self._children.with_role(role, ChildState.WAITING, ChildState.STARTING, ChildState.READY)
-        if self._lifecycle.serving and (others or role in _DISPENSABLE):
-            rest = f", with {join_names(others)}" if others else ""
-            self._children.log(logging.ERROR, f"serving goes on without {name}{rest}")
+        if goes_on:
+            self._children.log(logging.ERROR, f"serving goes on without {name}{rest and ','}{rest}")
         else:
             usage = any(child.failure is not None and child.failure.usage for child in gone)
             self._lifecycle.begin_shutdown(EXIT_USAGE if usage else EXIT_FAILED, now)

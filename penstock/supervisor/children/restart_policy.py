@@ -1,4 +1,4 @@
-"""When a child that exited is restarted: exponential back-off, and a limit on failed starts. No clock."""
+"""When a child that exited is restarted: exponential back-off, and a count of failed starts. No clock."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ next one."""
 STABLE_AFTER_S = 60.0
 """A child that was ready for this long starts over with the first delay."""
 MAX_FAILED_STARTS = 3
-"""Failed starts in a row after which a child is given up. Counted without a time window: an engine that takes
-minutes to fail would never fail often enough within one."""
+"""Failed starts in a row from which on a child keeps failing. Counted without a time window: an engine that
+takes minutes to fail would never fail often enough within one."""
 
 
 class RestartPolicy:
@@ -27,15 +27,18 @@ class RestartPolicy:
         self._ready_at = now
         self._failed_starts = 0
 
-    def next_delay(self, now: float, *, started: bool = True) -> float | None:
-        """Count an exit. Returns seconds to wait before the next start; None: it failed too often, give
-        up. Not ``started``: the system refused another process, which says nothing about this one."""
+    @property
+    def keeps_failing(self) -> bool:
+        """Whether as many starts in a row have failed as are forgiven."""
+        return self._failed_starts >= MAX_FAILED_STARTS
+
+    def next_delay(self, now: float, *, started: bool = True) -> float:
+        """Count an exit. Returns seconds to wait before the next start. Not ``started``: the system refused
+        another process, which says nothing about this one."""
         if not started:
             pass
         elif self._ready_at is None:
             self._failed_starts += 1
-            if self._failed_starts >= MAX_FAILED_STARTS:
-                return None
         elif now - self._ready_at >= STABLE_AFTER_S:
             self._delay = FIRST_DELAY_S
         self._ready_at = None

@@ -8,7 +8,7 @@ from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL
 from penstock.supervisor.children.actions import Action, Kill, ProcessName, Send, Spawn
 from penstock.supervisor.children.lifecycle import Phase
 from penstock.supervisor.children.process_manager import ProcessManager
-from penstock.supervisor.children.restart_policy import FIRST_DELAY_S, MAX_MEDIA_DELAY_S
+from penstock.supervisor.children.restart_policy import FIRST_DELAY_S, MAX_DELAY_S, MAX_MEDIA_DELAY_S
 from penstock.wire.control import Drain, ProcessFailed, Ready, Stop
 from tests.supervisor.children.managers import (
     ENGINE,
@@ -71,18 +71,30 @@ def test_an_exit_that_nobody_asked_for_is_a_death() -> None:
     assert errors(serving().exited(SERVER, 0, 5.0)) == ["api-server 0 ended with exit code 0"]
 
 
-def test_a_restart_that_keeps_failing_is_given_up_while_others_serve() -> None:
+def test_a_restart_that_keeps_failing_is_tried_again_while_others_serve() -> None:
     manager = serving(2)
     actions, now = fail_for_good(manager, SERVER, 5.0)
-    assert done(actions) == []
-    assert errors(actions)[1:] == [
-        "api-server 0 keeps failing to start; giving up",
-        "serving goes on without api-server 0, with api-server 1",
-    ]
-    assert manager.next_deadline() is None
+    text = "api-server 0 keeps failing to start; serving goes on with api-server 1"
+    for epoch in range(4, 20):
+        assert done(actions) == []
+        assert errors(actions)[1:] == [text]
+        now += MAX_DELAY_S
+        assert done(manager.tick(now)) == [Spawn(SERVER, epoch)]
+        actions = manager.exited(SERVER, -signal.SIGKILL, now)
+    now += MAX_DELAY_S
+    manager.tick(now)
+    assert said(manager.report(SERVER, Ready(), now)) == ["api-server 0 is ready again"]
+    assert manager.restarts(SERVER) == 20
     assert manager.phase is Phase.SERVING
+
+
+def test_a_server_of_which_every_one_keeps_failing_ends_with_1() -> None:
+    manager = serving(2)
+    _, now = fail_for_good(manager, SERVER, 5.0)
     actions, now = fail_for_good(manager, OTHER, now)
-    assert done(actions) == [Send(ENGINE, Stop())]
+    assert errors(actions)[1:] == ["api-server 1 keeps failing to start; giving up"]
+    assert done(actions) == [Kill(SERVER)]  # it was starting once more
+    assert done(manager.exited(SERVER, -signal.SIGKILL, now)) == [Send(ENGINE, Stop())]
     manager.exited(ENGINE, 0, now)
     assert manager.exit_code == EXIT_FAILED
 
@@ -113,13 +125,12 @@ def test_the_coordinator_is_started_first_and_is_not_needed_for_serving() -> Non
     for name in manager.names():
         manager.report(name, Ready(), 1.0)
     now = 1.0
-    while not (said_now := errors(manager.exited(coordinator, 1, now)))[-1].startswith("serving goes on"):
+    for epoch in range(1, 9):
+        actions = manager.exited(coordinator, 1, now)
+        assert ("coordinator 0 keeps failing to start; serving goes on" in errors(actions)) == (epoch > 3)
         assert manager.phase is Phase.SERVING
-        deadline = manager.next_deadline()
-        assert deadline is not None, said_now
-        now = deadline
-        manager.tick(now)
-    assert manager.phase is Phase.SERVING
+        now += MAX_DELAY_S
+        assert done(manager.tick(now)) == [Spawn(coordinator, epoch)]
 
 
 def test_media_workers_are_awaited_restarted_soon_and_not_needed_for_serving() -> None:
@@ -140,9 +151,11 @@ def test_media_workers_are_awaited_restarted_soon_and_not_needed_for_serving() -
         assert manager.tick(now) == [Spawn(first, death)]
         manager.report(first, Ready(), now)
     for name in (first, second):
-        while "giving up" not in " ".join(errors(manager.exited(name, 1, now))):
+        for _ in range(5):
+            actions = manager.exited(name, 1, now)
             now += MAX_MEDIA_DELAY_S
-            manager.tick(now)
+            assert Spawn(name, manager.restarts(name) + 1) in manager.tick(now)
+        assert any("keeps failing to start; serving goes on" in text for text in errors(actions))
     assert manager.phase is Phase.SERVING
 
 

@@ -12,13 +12,10 @@ from penstock.supervisor.children.restart_policy import (
 )
 
 
-def test_gives_up_after_three_failed_starts_in_a_row() -> None:
+def test_a_child_keeps_failing_from_the_third_failed_start_in_a_row_on() -> None:
     policy = RestartPolicy()
-    assert [policy.next_delay(0.0), policy.next_delay(1.0), policy.next_delay(1000.0)] == [
-        FIRST_DELAY_S,
-        2 * FIRST_DELAY_S,
-        None,
-    ]
+    told = [(policy.next_delay(now), policy.keeps_failing) for now in (0.0, 1.0, 1000.0)]
+    assert told == [(FIRST_DELAY_S, False), (2 * FIRST_DELAY_S, False), (4 * FIRST_DELAY_S, True)]
 
 
 def test_a_start_that_works_forgives_those_that_did_not() -> None:
@@ -26,10 +23,11 @@ def test_a_start_that_works_forgives_those_that_did_not() -> None:
     policy.next_delay(0.0)
     policy.next_delay(1.0)
     policy.on_ready(2.0)
-    assert policy.next_delay(3.0) is not None
-    assert policy.next_delay(4.0) is not None
-    assert policy.next_delay(5.0) is not None
-    assert policy.next_delay(6.0) is None
+    for now in (3.0, 4.0, 5.0):
+        policy.next_delay(now)
+        assert not policy.keeps_failing
+    policy.next_delay(6.0)
+    assert policy.keeps_failing
 
 
 def test_the_delay_grows_to_its_limit_while_deaths_come_soon() -> None:
@@ -52,7 +50,7 @@ def test_a_child_that_was_stable_starts_over() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1000)), max_size=40))
-def test_never_waits_longer_than_the_limit_nor_gives_up_early(events: list[tuple[bool, float]]) -> None:
+def test_never_waits_longer_than_the_limit_and_counts_failed_starts(events: list[tuple[bool, float]]) -> None:
     policy, now, failed = RestartPolicy(), 0.0, 0
     for works, lasted in events:
         now += lasted
@@ -60,9 +58,5 @@ def test_never_waits_longer_than_the_limit_nor_gives_up_early(events: list[tuple
             policy.on_ready(now)
             now += lasted
         failed = 0 if works else failed + 1
-        delay = policy.next_delay(now)
-        if failed >= MAX_FAILED_STARTS:
-            assert delay is None
-            return
-        assert delay is not None
-        assert FIRST_DELAY_S <= delay <= MAX_DELAY_S
+        assert FIRST_DELAY_S <= policy.next_delay(now) <= MAX_DELAY_S
+        assert policy.keeps_failing == (failed >= MAX_FAILED_STARTS)
