@@ -143,6 +143,7 @@ class GenerationRoutes:
             await self.planner.prepare_images(request, plan)
             if plan.compaction is not None:
                 plan, prompts = await self._compacted(request, dialect, plan, prompts, info)
+            del info  # nor is what was lifted out of it
             if plan.warning is not None:
                 request.add_headers((b"warning", b'299 penstock "%b"' % plan.warning.encode()))
             if plan.constraint is not None and self._constrains:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,6 +30,8 @@ from penstock.http.sink import Headers
 INLINE_BODY = 32 * 1024
 """Largest body in bytes, with what it continues, that is planned on the event loop, which takes at most 10 ms
 (measured: up to 0.3 us a byte); larger ones are planned in a thread."""
+RESTORED_INLINE = 1 << 20
+"""Largest body of which a stored copy is made on the event loop, which takes at most 2 ms."""
 RESUMED_BYTES, RESUMED_MESSAGES = 1 << 20, 1000
 """Largest conversation that is planned on the event loop because all but INLINE_BODY of it is known from the
 turn before: if its template starts anew after all, that takes about 5 ms."""
@@ -80,17 +82,39 @@ class RequestPlanner:
         http = request.http
         asked = http.header(b"x-request-id")
         info = RequestInfo(asked, request.tenant, accept, session, turn, http.path, http.target)
-        looking = dialect.look_up(body, info)
-        if looking is not None:
-            return (*await self._plan_continued(request, dialect, body, info, looking), info)
-        plan, prompts = await self._plan_anywhere(request, len(body), dialect, body, info, None)
         if lifted is not None and lifted.parts:
-            if lifted.are_seen(plan.images):
-                plan.image_parts = lifted.parts
-            else:
-                whole = lifted.whole
-                plan, prompts = await self._plan_anywhere(request, len(whole), dialect, whole, info, None)
-        return plan, prompts, info
+            info = info._replace(restored=lifted.restored)
+        looking = dialect.look_up(body, info)
+        if looking is None:
+            return (*await self._plan_lifted(request, dialect, body, info, None, lifted), info)
+        async with self._look_ups:
+            found = await looking
+            self._check_open()
+            size = len(body) + found.size
+            info = info._replace(turn=self.turns.go_on(info.tenant, found.conversation, size))
+            return (*await self._plan_lifted(request, dialect, body, info, found, lifted), info)
+
+    async def _plan_lifted(
+        self,
+        request: ApiRequest,
+        dialect: Dialect,
+        body: bytes,
+        info: RequestInfo,
+        found: LookedUp | None,
+        lifted: LiftedBody | None,
+    ) -> tuple[RequestPlan, list[Prompt] | None]:
+        """The plan of a body without what was lifted, or of the whole one if some of that is no picture."""
+        earlier = 0 if found is None else found.size
+        if lifted is None or not lifted.parts:
+            return await self._plan_anywhere(request, len(body) + earlier, dialect, body, info, found)
+        size, whole = len(body) + earlier, lifted.whole
+        if dialect.stores_images and len(whole) > RESTORED_INLINE:
+            size = len(whole) + earlier
+        plan, prompts = await self._plan_anywhere(request, size, dialect, body, info, found)
+        if lifted.are_seen(plan.images):
+            plan.image_parts = lifted.parts
+            return plan, prompts
+        return await self._plan_anywhere(request, len(whole) + earlier, dialect, whole, info, found)
 
     async def prepare_images(self, request: ApiRequest, plan: RequestPlan) -> None:
         """Have the pictures of a plan prepared, if it has any. They are released with the request."""
@@ -159,22 +183,6 @@ class RequestPlanner:
         made = await request.http.unless_gone(self._large.run_in_thread(size, plan))
         self._check_open()
         return made
-
-    async def _plan_continued(
-        self,
-        request: ApiRequest,
-        dialect: Dialect,
-        body: bytes,
-        info: RequestInfo,
-        looking: Awaitable[LookedUp],
-    ) -> tuple[RequestPlan, list[Prompt] | None]:
-        """The plan of a request that continues earlier ones."""
-        async with self._look_ups:
-            found = await looking
-            self._check_open()
-            size = len(body) + found.size
-            info = info._replace(turn=self.turns.go_on(info.tenant, found.conversation, size))
-            return await self._plan_anywhere(request, size, dialect, body, info, found)
 
     # -- prompts
 

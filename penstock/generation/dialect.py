@@ -54,6 +54,8 @@ class RequestInfo(NamedTuple):
     """Of the request, decoded."""
     target: bytes = b""
     """Path and query, as the client sent them."""
+    restored: Callable[[bytes], bytes] = bytes
+    """Puts what was lifted out of the body back into JSON that was made of it."""
 
 
 NO_INFO = RequestInfo()
@@ -221,7 +223,9 @@ class Dialect(ABC):
     (:mod:`penstock.api.response_socket`)."""
     lifts_images: ClassVar[bool] = False
     """Whether long base64 may be taken out of a body before it is planned
-    (:mod:`penstock.generation.media.lifting`). Not so where bodies are stored."""
+    (:mod:`penstock.generation.media.lifting`)."""
+    stores_images: ClassVar[bool] = False
+    """Whether its plans may have a copy of what was lifted, made by :attr:`RequestInfo.restored`."""
     renders: ClassVar[bool] = False
     """Whether a request is answered by what :meth:`rendered` makes of it; nothing is generated."""
     recognizes_clients: ClassVar[bool] = False

@@ -114,6 +114,20 @@ def test_a_picture_of_megabytes_is_served(images: Server) -> None:
     reply = httpx.post(f"{images.url}/v1/messages", json=message | {"model": model(images)}, timeout=120)
     assert reply.status_code == 200, reply.text
     assert reply.json()["content"][0]["text"] == text_of(one)
+    for size in (110, 600):  # what is stored is made on the event loop, and in a thread
+        url = data_url(noise(size, size))
+        item = {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
+        previous = None
+        for turn in (1, 2):
+            request = {"input": [item], "previous_response_id": previous, "max_output_tokens": 2}
+            reply = httpx.post(f"{images.url}/v1/responses", json=request, timeout=120)
+            assert reply.status_code == 200, reply.text
+            previous, usage = reply.json()["id"], reply.json()["usage"]
+            assert usage["input_tokens_details"]["image_tokens"] > (turn - 1) * usage["input_tokens"] / 3
+            shown = images.get(f"/v1/responses/{previous}/input_items").json()["data"]
+            assert {
+                part["image_url"] for item in shown for part in item.get("content", ()) if "image_url" in part
+            } == {url}
 
 
 def model(server: Server) -> str:

@@ -51,6 +51,8 @@ class Responses(Dialect):
 
     path = "/v1/responses"
     sockets = True
+    lifts_images = True
+    stores_images = True
 
     def __init__(
         self,
@@ -185,6 +187,7 @@ class Responses(Dialect):
         included = included_fields(request)
         stored = self._store is not None and request.store is not False
         session = None if stored else info.session
+        kept = stored or session is not None
         background = bool(request.background)
         if background and not stored:
             reason = NO_STORE if self._store is None else "store must be true"
@@ -194,7 +197,7 @@ class Responses(Dialect):
         return ResponseFields(
             echo=encode_json(echoed_fields(request, plan.model, plan.base, stored=stored))[1:-1],
             options=OutputOptions(prompt.tools.called, summary is not None, ENCRYPTED in included),
-            input=encode_json(_with_ids(prompt.items, id)) if stored or session is not None else b"",
+            input=info.restored(encode_json(_with_ids(prompt.items, id))) if kept else b"",
             id=id,
             tenant=info.tenant or "",
             previous_id=request.previous_response_id,
@@ -241,7 +244,7 @@ class Compact(Responses):
         plan = self._summary_plan(once, prompt, info)
         shown = [_in_parts(item) for item in prompt.kept]
         kept = _with_ids(shown, plan.dialect_fields.response.id)
-        plan.dialect_fields.response.input = encode_json(kept)
+        plan.dialect_fields.response.input = info.restored(encode_json(kept))
         return plan
 
     def reply_format(self, plan: RequestPlan, request_id: str) -> CompactedReply:

@@ -10,12 +10,17 @@ import re
 import secrets
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.generation.media.source import ImageSource
+from penstock.http.body_errors import malformed
 
 MIN_LIFTED = 4096
 """Bytes of the shortest string that is lifted."""
 _NAME = f"penstockPart{secrets.token_hex(16)}x"
 """Of base64's alphabet, so that a name passes for data. Nobody else can name a part."""
+_NAMED = re.compile(_NAME.encode() + rb"(\d+)")
+_check_json = msgspec.json.Decoder(msgspec.Raw).decode
 _START = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*"|"data:[A-Za-z0-9.+/-]{1,64};base64,')
 """Before base64: in a field ``data``, or in a data: URL."""
 
@@ -39,6 +44,20 @@ class LiftedBody:
             found = _START.search(whole, max(start, end))
         self.body = b"".join((*pieces, view[at:])) if self.parts else whole
         """With names in the strings' places."""
+
+    def restored(self, text: bytes) -> bytes:
+        """JSON that was made of the body, with the data in the names' places. Raises ApiError if that is no
+        JSON: the data was never decoded."""
+        pieces: list[bytes | memoryview] = list(_NAMED.split(text))  # texts and numbers in turns
+        pieces[1::2] = (self.parts[int(number)] for number in pieces[1::2])
+        made = b"".join(pieces)
+        try:
+            if not made.isascii():
+                made.decode()
+            _check_json(made)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise malformed(self.whole, error) from None
+        return made
 
     def are_seen(self, images: Sequence[ImageSource]) -> bool:
         """Whether all parts are pictures that the model sees. Otherwise the whole body is to be decoded: what

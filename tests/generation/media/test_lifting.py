@@ -8,6 +8,7 @@ import pytest
 
 from penstock.generation.media.lifting import MIN_LIFTED, LiftedBody, part_of
 from penstock.generation.media.source import ImageSource
+from penstock.http.errors import ApiError
 
 DATA = "iVBO" * (MIN_LIFTED // 4)
 
@@ -29,6 +30,20 @@ def test_long_pictures_are_taken_out() -> None:
     assert [part_of(each) for each in urls] == [0, 1]
     assert lifted.are_seen([*map(source, urls), source(body["c"])])
     assert not lifted.are_seen([source(urls[0])])
+
+
+def test_what_was_made_of_a_body_gets_its_pictures_back() -> None:
+    whole = json.dumps({"a": f"data:image/png;base64,{DATA}", "data": DATA + "=", "c": 0}).encode()
+    lifted = LiftedBody(whole)
+    made = json.dumps([json.loads(lifted.body), json.loads(lifted.body)["a"]]).encode()
+    one, url = json.loads(lifted.restored(made))
+    assert one == {"a": f"data:image/png;base64,{DATA}", "data": DATA + "=", "c": 0}
+    assert url == one["a"]
+    assert lifted.restored(b"{}") == b"{}"
+    for bad in (b"\n", b"\x00", b"\xff"):
+        lifted = LiftedBody(whole.replace(b'=", "c"', bad + b'", "c"'))
+        with pytest.raises(ApiError, match=r"not (valid JSON|UTF-8)"):
+            lifted.restored(lifted.body)
 
 
 @pytest.mark.parametrize(
