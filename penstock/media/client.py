@@ -15,6 +15,7 @@ import itertools
 import logging
 import struct
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -25,6 +26,7 @@ from penstock.metrics.media_metrics import MediaMetrics
 from penstock.wire.media.items import MediaKey
 from penstock.wire.media.worker import (
     MAX_MESSAGE_BYTES,
+    AbandonMedia,
     FromMediaWorker,
     MediaDescription,
     MediaPrepared,
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.05
 """Time between two attempts to connect to a worker that has not started yet."""
+ROOM_RETRY_S = 0.01
+"""Time between two looks whether another API server's request has found room."""
 WORKER_WAIT_S = 15.0
 """How long a picture waits for a worker while none runs: one restarts within seconds."""
 MAX_TRIES = 3
@@ -71,6 +75,15 @@ class WorkerLost(ConnectionError):
     """The worker has ended, or does not speak as it should."""
 
 
+class _Preparation:
+    """A picture that a worker prepares."""
+
+    def __init__(self, task: asyncio.Task[MediaPrepared]) -> None:
+        self.task = task
+        self.waiting = 0
+        """Requests that wait for it."""
+
+
 class _Worker:
     """The connection to one worker."""
 
@@ -87,18 +100,19 @@ class MediaClient:
 
     def __init__(self, run_dir: str, workers: int, store: MediaStore, counts: MediaMetrics) -> None:
         self.counts = counts
+        self.capacity = store.capacity
+        """Bytes of pages that are kept at a time."""
         self._workers = [_Worker(media_socket(run_dir, index)) for index in range(workers)]
         self._store = store
         self._numbers = itertools.count(1)
         self._described: asyncio.Future[MediaDescription]
         self._connected = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._running: dict[Memo, asyncio.Task[MediaPrepared]] = {}
+        self._running: dict[Memo, _Preparation] = {}
         self._known: OrderedDict[Memo, MediaPrepared] = OrderedDict()
         """The longest unused first."""
         self._known_bytes = 0
-        self.alone = asyncio.Lock()
-        """Of a request that found no room for its pictures beside those of others."""
+        self._last_room = asyncio.Lock()
         self._held: dict[MediaKey, tuple[Lease, int]] = {}
         """Leases, and how many requests have each."""
 
@@ -114,9 +128,10 @@ class MediaClient:
 
     async def close(self) -> None:
         """End the connections, and all that waits for them."""
-        for task in (*self._tasks, *self._running.values()):
+        tasks = [*self._tasks, *(each.task for each in self._running.values())]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._running.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for lease, _ in self._held.values():
             lease.close()
         self._held.clear()
@@ -181,7 +196,7 @@ class MediaClient:
                 self.counts.lost += 1
                 continue
             if isinstance(answer, MediaRefused):
-                raise Refused(answer.code, answer.message)
+                raise Refused(answer.code, answer.message, answer.size)
             return answer
         raise Refused("internal", "the image has ended the processes that were to decode it")
 
@@ -198,6 +213,11 @@ class MediaClient:
             worker.writer.write(picture.data)
             answer: MediaPrepared | MediaRefused = await future
             return answer
+        except asyncio.CancelledError:
+            if worker.writer is not None:
+                abandoned = _encode(AbandonMedia(number))
+                worker.writer.write(_HEAD.pack(len(abandoned), 0) + abandoned)
+            raise
         finally:
             worker.waiting.pop(number, None)
 
@@ -217,7 +237,7 @@ class MediaClient:
             prepared = await self._prepare_once(memo, picture)
             if self._hold(prepared.key):
                 return prepared
-        raise Refused("busy", "the media cache has no room (--media-cache)")
+        raise Refused("busy", "the media cache has no room (--media-cache)", prepared.size)
 
     def recall(self, picture: WantedPicture) -> MediaPrepared | None:
         """As :meth:`prepare`, without waiting and counting; None: it must wait."""
@@ -232,18 +252,31 @@ class MediaClient:
 
     async def _prepare_once(self, memo: Memo, picture: WantedPicture) -> MediaPrepared:
         """Requests for the same picture at the same time share a task; one that is cancelled leaves it to the
-        others."""
-        task = self._running.get(memo)
-        if task is None:
-            task = self._running[memo] = asyncio.create_task(self._ask(picture))
-            task.add_done_callback(lambda done: self._on_prepared(memo, done, remember=not picture.url))
+        others, and the last one ends it."""
+        running = self._running.get(memo)
+        if running is None:
+            running = self._running[memo] = _Preparation(asyncio.create_task(self._ask(picture)))
+            running.task.add_done_callback(lambda _: self._on_prepared(memo, running, bool(picture.url)))
         else:
             self.counts.images["remembered"] += 1
-        return await asyncio.shield(task)
+        running.waiting += 1
+        try:
+            return await asyncio.shield(running.task)
+        finally:
+            running.waiting -= 1
+            if not running.waiting and not running.task.done():
+                self._forget(memo, running)
+                running.task.cancel()
 
-    def _on_prepared(self, memo: Memo, task: asyncio.Task[MediaPrepared], *, remember: bool) -> None:
+    def _forget(self, memo: Memo, running: _Preparation) -> None:
+        """Later requests start anew."""
+        if self._running.get(memo) is running:
+            del self._running[memo]
+
+    def _on_prepared(self, memo: Memo, running: _Preparation, fetched: bool) -> None:
         """What a URL shows may change: it is fetched for each request."""
-        del self._running[memo]
+        self._forget(memo, running)
+        task = running.task
         if task.cancelled():
             return
         error = task.exception()
@@ -252,7 +285,7 @@ class MediaClient:
             return
         prepared = task.result()
         self.counts.prepare(prepared)
-        if remember:
+        if not fetched:
             self._remember(memo, prepared)
 
     def _remember(self, memo: Memo, prepared: MediaPrepared) -> None:
@@ -264,6 +297,31 @@ class MediaClient:
         while self._known_bytes > MAX_REMEMBERED:
             _, dropped = self._known.popitem(last=False)
             self._known_bytes -= len(dropped.ids) + ENTRY_BYTES
+
+    # -- room
+
+    @property
+    def crowded(self) -> bool:
+        """Whether requests wait for room in the store."""
+        return self._last_room.locked()
+
+    @contextlib.asynccontextmanager
+    async def last_room(self) -> AsyncIterator[None]:
+        """Be the only request on this host, in the order of their coming here, that waits for room while it
+        has pictures."""
+        await self._last_room.acquire()
+        try:
+            with contextlib.ExitStack() as held:
+                while True:
+                    try:
+                        held.enter_context(self._store.last_room())
+                        break
+                    except BlockingIOError:
+                        await asyncio.sleep(ROOM_RETRY_S)
+                yield
+        finally:
+            # Not at once: other API servers look from time to time.
+            asyncio.get_running_loop().call_later(2 * ROOM_RETRY_S, self._last_room.release)
 
     # -- leases
 

@@ -15,10 +15,12 @@ from penstock.media.preparation import PicturePreparer, tenant_of
 from penstock.media.refused import Refused
 from penstock.wire.media.worker import (
     MAX_MESSAGE_BYTES,
+    AbandonMedia,
     FromMediaWorker,
     MediaRefused,
     PrepareMedia,
     Refusal,
+    ToMediaWorker,
 )
 
 MAX_WAITING_BYTES = 256 << 20
@@ -30,7 +32,7 @@ TENANT_SHARE = 3 / 4
 _READ_BYTES = 1 << 18
 _HEAD = struct.Struct("<II")
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(PrepareMedia).decode
+_decode = msgspec.msgpack.Decoder(ToMediaWorker).decode
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class MediaConnections:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, from its begin to its end."""
-        tasks: set[asyncio.Task[None]] = set()
+        tasks: dict[int, asyncio.Task[None]] = {}
         try:
             self._send(writer, self._preparer.processor.description)
             while True:
@@ -66,6 +68,12 @@ class MediaConnections:
                 if size > MAX_MESSAGE_BYTES:
                     raise ValueError(f"a message of {size} bytes")
                 request = _decode(await reader.readexactly(size))
+                if isinstance(request, AbandonMedia):
+                    if (abandoned := tasks.get(request.number)) is not None:
+                        abandoned.cancel()
+                    continue
+                if request.number in tasks:
+                    raise ValueError(f"number {request.number} is in use")
                 tenant = tenant_of(request.salt)
                 if (refusal := self._refusal(more, tenant)) is not None:
                     await _skip(reader, more)
@@ -79,8 +87,8 @@ class MediaConnections:
                 finally:
                     if task is None:
                         self._count(tenant, -1, -more)
-                tasks.add(task)
-                task.add_done_callback(partial(self._on_answered, tasks, tenant, more))
+                tasks[request.number] = task
+                task.add_done_callback(partial(self._on_answered, tasks, request.number, tenant, more))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the API server has ended
         except asyncio.CancelledError:
@@ -88,14 +96,19 @@ class MediaConnections:
         except (ValueError, msgspec.MsgspecError) as error:
             self._warn("messages", "an API server's message is refused: %s", error)
         finally:
-            for each in tasks:
+            for each in tasks.values():
                 each.cancel()
             writer.transport.abort()
 
     def _on_answered(
-        self, tasks: set[asyncio.Task[None]], tenant: str, more: int, task: asyncio.Task[None]
+        self,
+        tasks: dict[int, asyncio.Task[None]],
+        number: int,
+        tenant: str,
+        more: int,
+        task: asyncio.Task[None],
     ) -> None:
-        tasks.discard(task)
+        del tasks[number]
         self._count(tenant, -1, -more)
 
     def _count(self, tenant: str, pictures: int, size: int) -> None:
@@ -121,7 +134,7 @@ class MediaConnections:
         try:
             answer = await self._preparer.prepare(request, data)
         except Refused as error:
-            answer = MediaRefused(request.number, error.code, error.message)
+            answer = MediaRefused(request.number, error.code, error.message, error.size)
         except Exception as error:  # noqa: BLE001 - one picture's fault is no other's
             text = "a picture cannot be prepared: %s: %s"
             self._warn(type(error).__name__, text, type(error).__name__, error, exc_info=True)

@@ -24,7 +24,7 @@ from penstock.wire.media.worker import MediaPrepared, PrepareMedia
 log = logging.getLogger(__name__)
 
 MAX_SECONDS = 60.0
-"""Time for one picture, of whoever asks for no less."""
+"""Time for one picture."""
 MAX_DECODE_S = 30.0
 """Time to decode and preprocess one: 64 megapixels take a few seconds of a busy core."""
 MAX_FETCHES = 8
@@ -82,12 +82,11 @@ class PicturePreparer:
 
     async def prepare(self, request: PrepareMedia, data: bytes) -> MediaPrepared:
         """The answer to a request; the pages stay in the store for :data:`LINGER_S`. Raises Refused."""
-        seconds = min(MAX_SECONDS, request.timeout_ms / 1000 or MAX_SECONDS)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(MAX_SECONDS):
                 return await self._prepare(request, data)
         except TimeoutError:
-            raise Refused("timeout", f"the image was not prepared within {seconds:g} s") from None
+            raise Refused("timeout", f"the image was not prepared within {MAX_SECONDS:g} s") from None
 
     async def _prepare(self, request: PrepareMedia, data: bytes) -> MediaPrepared:
         began = time.monotonic()
@@ -208,7 +207,8 @@ class PicturePreparer:
                 return await loop.run_in_executor(self._decoder, self._store.write, key, *prepared)
             except StoreFull as error:
                 if time.monotonic() > deadline:
-                    raise Refused("busy", f"the media cache has no room (--media-cache): {error}") from None
+                    text = f"the media cache has no room (--media-cache): {error}"
+                    raise Refused("busy", text, size) from None
             await asyncio.sleep(_ROOM_RETRY_S)
 
 

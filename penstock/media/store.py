@@ -189,7 +189,19 @@ class MediaStore:
     def single_flight(self, key: bytes, *, wait: bool = True) -> Iterator[None]:
         """Be the only one, of all processes, that prepares this key. Waits until that is so; not with
         ``wait`` False, which raises BlockingIOError instead."""
-        path = f"{self.directory}/locks/{key[0] % FLIGHTS:02x}"
+        with self._only_one(f"{key[0] % FLIGHTS:02x}", wait=wait):
+            yield
+
+    @contextlib.contextmanager
+    def last_room(self) -> Iterator[None]:
+        """Be the only one, of all processes, that waits for room while it holds pages: two could wait for
+        each other's. Raises BlockingIOError if there is another."""
+        with self._only_one("room", wait=False):
+            yield
+
+    @contextlib.contextmanager
+    def _only_one(self, name: str, *, wait: bool) -> Iterator[None]:
+        path = f"{self.directory}/locks/{name}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

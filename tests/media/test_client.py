@@ -18,15 +18,18 @@ from penstock.media.refused import Refused
 from penstock.media.store import MediaStore
 from penstock.metrics.media_metrics import MediaMetrics
 from penstock.wire.media.worker import (
+    AbandonMedia,
     MediaDescription,
     MediaPrepared,
     MediaRefused,
     PrepareMedia,
+    ToMediaWorker,
     media_socket,
 )
 
 HEAD = struct.Struct("<II")
 IDS = np.array([1, 7, 7, 2], "<i4").tobytes()
+PENDING = MediaRefused(0, "busy", "no answer for now")
 Answer = Callable[[PrepareMedia, bytes], MediaPrepared | MediaRefused | None]
 """None: the worker ends."""
 
@@ -50,13 +53,17 @@ async def worker(run_dir: Path, number: int, answer: Answer) -> AsyncIterator[li
         try:
             while True:
                 size, more = HEAD.unpack(await reader.readexactly(HEAD.size))
-                request = msgspec.msgpack.decode(await reader.readexactly(size), type=PrepareMedia)
+                request = msgspec.msgpack.decode(await reader.readexactly(size), type=ToMediaWorker)
+                if isinstance(request, AbandonMedia):
+                    sent.append(("abandoned", b""))
+                    continue
                 data = await reader.readexactly(more)
                 sent.append((request.url, data))
                 found = answer(request, data)
                 if found is None:
                     break
-                send(found)
+                if found is not PENDING:
+                    send(found)
         except (EOFError, OSError, asyncio.CancelledError):
             pass
         writer.transport.abort()
@@ -179,6 +186,27 @@ def test_a_request_that_is_cancelled_leaves_the_picture_to_the_others(
             waits[0].cancel()
             assert (await waits[1]).ids == IDS
             assert len(sent) == 1
+
+    asyncio.run(run())
+
+
+def test_what_nobody_waits_for_is_abandoned(tmp_path: Path, store: MediaStore) -> None:
+    async def run() -> None:
+        picture, answers = WantedPicture("", b"QUJD"), [PENDING, None]
+        came = asyncio.Event()
+
+        def answer(request: PrepareMedia, data: bytes) -> MediaPrepared | MediaRefused | None:
+            came.set()
+            return answers.pop(0) if len(answers) > 1 else prepared(store, request)
+
+        async with worker(tmp_path, 0, answer) as sent, connected(tmp_path, store, 1) as client:
+            waits = [asyncio.ensure_future(client.prepare(picture)) for _ in range(2)]
+            await came.wait()
+            for each in waits:
+                each.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+            assert (await client.prepare(picture)).ids == IDS
+            assert sent == [("", b"QUJD"), ("abandoned", b""), ("", b"QUJD")]
 
     asyncio.run(run())
 

@@ -30,6 +30,7 @@ from penstock.media.prepared import PreparedPicture
 from penstock.media.store import MAX_ATTEMPTS, MediaStore
 from penstock.media.synthetic_processor import SyntheticProcessor, image_token
 from penstock.wire.media.worker import (
+    AbandonMedia,
     FromMediaWorker,
     MediaDescription,
     MediaPrepared,
@@ -78,6 +79,14 @@ class Peer:
         request = msgspec.msgpack.encode(PrepareMedia(self._number, **fields))
         self._writer.write(HEAD.pack(len(request), len(data)) + request + data)
         return self._number
+
+    def abandon(self, number: int) -> None:
+        message = msgspec.msgpack.encode(AbandonMedia(number))
+        self._writer.write(HEAD.pack(len(message), 0) + message)
+
+    async def answered(self) -> None:
+        """All that was sent has come."""
+        assert (await self.ask(url="http://127.0.0.1/")).code == "forbidden"
 
     def write(self, data: bytes) -> None:
         self._writer.write(data)
@@ -258,22 +267,29 @@ def test_a_picture_that_takes_too_long_is_refused_and_ends_the_worker(
     play(case)
 
 
-def test_a_request_has_its_own_time(play: Callable[[Case], None]) -> None:
+def test_a_picture_whose_time_is_over_is_refused(
+    play: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.media.preparation.MAX_SECONDS", 0.005)
+
     async def case(worker: Worker, peer: Peer) -> None:
         worker.processor.may_go.clear()
-        assert (await peer.ask(png(), timeout_ms=5)).code == "timeout"
+        assert (await peer.ask(png())).code == "timeout"
 
     play(case)
 
 
-def test_a_picture_whose_time_is_over_is_not_decoded_later(play: Callable[[Case], None]) -> None:
+def test_an_abandoned_picture_is_not_decoded_later(play: Callable[[Case], None]) -> None:
     async def case(worker: Worker, peer: Peer) -> None:
         worker.processor.may_go.clear()
         first = peer.send(png())
         for color in range(8, 11):
-            assert (await peer.ask(png(color=color), timeout_ms=5)).code == "timeout"
+            peer.abandon(peer.send(png(color=color)))
+        peer.abandon(999)
+        await peer.answered()
         worker.processor.may_go.set()
         assert (await peer.receive()).number == first
+        peer.abandon(first)
         assert isinstance(await peer.ask(png(color=11)), MediaPrepared)
         assert worker.processor.calls == 2
 
@@ -286,7 +302,7 @@ def test_tenants_take_turns(play: Callable[[Case], None]) -> None:
         many, few = "a" * 32, "b" * 32
         sent = [peer.send(png(color=color), salt=f"{many}{color}") for color in range(6)]
         one = peer.send(png(), salt=few)
-        assert (await peer.ask(b"", timeout_ms=5)).code == "timeout", "all have come, and wait"
+        await peer.answered()
         worker.processor.may_go.set()
         order = [(await peer.receive()).number for _ in range(7)]
         assert order == [sent[0], sent[1], one, *sent[2:]]

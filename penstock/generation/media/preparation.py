@@ -17,8 +17,18 @@ from penstock.media.client import MediaClient, WantedPicture
 from penstock.media.refused import Refused
 from penstock.wire.media.worker import MediaDescription, MediaPrepared
 
-BUSY = "media_busy"
+ROOM_WAIT_S = 15.0
+"""How long a request waits for its turn and for room in the store."""
 _BASE64 = ";base64"
+
+
+class _NoRoomError(Exception):
+    """There is no room for the picture of ``field``, as other requests have theirs in the store."""
+
+    def __init__(self, field: str, refused: Refused) -> None:
+        super().__init__(field)
+        self.field = field
+        self.refused = refused
 
 
 class Pictures:
@@ -30,7 +40,7 @@ class Pictures:
         self._description = description
         self.prepared: list[MediaPrepared] = []
         """In the order of the prompt."""
-        self._held: list[bytes] = []
+        self._held: list[MediaPrepared] = []
         self._released = False
 
     @property
@@ -48,7 +58,7 @@ class Pictures:
                 self._release_all()
                 return False
             self.prepared.append(known)
-            self._held.append(known.key)
+            self._held.append(known)
         self._client.counts.images["remembered"] += len(sources)
         return True
 
@@ -58,15 +68,13 @@ class Pictures:
         """Raises ApiError for the first picture that cannot be prepared. ``parts``: of the request's
         :class:`LiftedBody`."""
         wanted = [(source.field, _wanted(source, salt, parts)) for source in sources]
-        try:
-            await self._prepare_all(wanted)
-        except ApiError as error:
-            if error.code != BUSY or len(wanted) == 1:
-                raise
-            # Requests that hold some of their pictures may wait for each other's room: now one at a time.
-            self._release_all()
-            async with self._client.alone:
+        if not self._client.crowded:
+            try:
                 await self._prepare_all(wanted)
+                return
+            except _NoRoomError:
+                self._release_all()
+        await self._prepare_in_turn(wanted)
 
     async def _prepare_all(self, wanted: Sequence[tuple[str, WantedPicture]]) -> None:
         work = [asyncio.ensure_future(self._prepare_one(*each)) for each in wanted]
@@ -77,16 +85,40 @@ class Pictures:
                 each.cancel()
             await asyncio.gather(*work, return_exceptions=True)
 
+    async def _prepare_in_turn(self, wanted: Sequence[tuple[str, WantedPicture]]) -> None:
+        """Requests that hold some of their pictures would wait for each other's room: one at a time does."""
+        error = _NoRoomError(wanted[0][0], Refused("busy", "the media cache has no room (--media-cache)"))
+        try:
+            async with asyncio.timeout(ROOM_WAIT_S), self._client.last_room():
+                self.prepared = []
+                while len(self.prepared) < len(wanted):
+                    try:
+                        self.prepared.append(await self._prepare_one(*wanted[len(self.prepared)]))
+                    except _NoRoomError as again:
+                        error = again
+        except TimeoutError:
+            raise _api_error(error.refused, error.field) from None
+
     async def _prepare_one(self, field: str, picture: WantedPicture) -> MediaPrepared:
         try:
             prepared = await self._client.prepare(picture)
         except Refused as error:
-            raise _api_error(error, field) from None
+            if (never := self._never_fits(error)) is None and error.size:
+                raise _NoRoomError(field, error) from None
+            raise _api_error(never or error, field) from None
         if self._released:  # the client has gone
             self._client.release(prepared.key)
         else:
-            self._held.append(prepared.key)
+            self._held.append(prepared)
         return prepared
+
+    def _never_fits(self, error: Refused) -> Refused | None:
+        """Instead of a refusal for want of room, if the request's own pictures are in the way."""
+        size = error.size + sum({each.key: each.size for each in self._held}.values())
+        if not error.size or size <= self._client.capacity:
+            return None
+        text = f"the request's images take {size} bytes or more when they are prepared"
+        return Refused("too_large", f"{text}, and {self._client.capacity} are kept (--media-cache)")
 
     def encode(
         self,
@@ -109,8 +141,8 @@ class Pictures:
 
     def _release_all(self) -> None:
         held, self._held = self._held, []
-        for key in held:
-            self._client.release(key)
+        for each in held:
+            self._client.release(each.key)
 
 
 class PicturePreparation:
@@ -159,7 +191,7 @@ def _wanted(source: ImageSource, salt: str, parts: Sequence[memoryview]) -> Want
 def _api_error(error: Refused, field: str) -> ApiError:
     message = f"{field}: {error.message}"
     if error.code == "busy":
-        return unavailable(message, BUSY)
+        return unavailable(message, "media_busy")
     if error.code == "internal":
         return ApiError(500, message, param=field, code="media_error")
     return ApiError(400, message, param=field, code="invalid_image")

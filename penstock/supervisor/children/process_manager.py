@@ -34,6 +34,9 @@ from penstock.wire.control import (
     StatesReport,
 )
 
+MAX_MEDIA_HANG_S = 15.0
+"""Hang timeout of media workers: pictures wait for one that is stopped, and its end costs no connection."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
@@ -78,7 +81,7 @@ class ChildTimes:
     engine_hang_timeout: float = 0.0
     """A hang timeout of 0: these processes may be silent for any time."""
     api_server_hang_timeout: float = 0.0
-    """The coordinator's and the media workers', too."""
+    """The coordinator's, too, and the media workers' if it is short."""
     gateway_hang_timeout: float = 0.0
 
     def hang_timeouts(self) -> dict[Role, float]:
@@ -87,7 +90,7 @@ class ChildTimes:
             "engine": self.engine_hang_timeout,
             "api-server": self.api_server_hang_timeout,
             "coordinator": self.api_server_hang_timeout,
-            "media-worker": self.api_server_hang_timeout,
+            "media-worker": min(self.api_server_hang_timeout, MAX_MEDIA_HANG_S),
             "gateway": self.gateway_hang_timeout,
         }
 

@@ -5,6 +5,7 @@ message           sender      receiver    answer
 ================  ==========  ==========  ================================
 MediaDescription  worker      API server  none
 PrepareMedia      API server  worker      MediaPrepared; or MediaRefused
+AbandonMedia      API server  worker      none, and none to the request
 MediaPrepared     worker      API server  none
 MediaRefused      worker      API server  none
 ================  ==========  ==========  ================================
@@ -57,8 +58,6 @@ class PrepareMedia(msgspec.Struct, array_like=True, frozen=True, tag=2):
     """OpenAI's: low, high or auto."""
     salt: str = ""
     """Tenant and cache salt: pages are not shared across it."""
-    timeout_ms: _Count = 0
-    """Time for all of it; 0: the worker's own limit."""
 
 
 class MediaPrepared(msgspec.Struct, array_like=True, frozen=True, tag=3):
@@ -84,6 +83,13 @@ class MediaPrepared(msgspec.Struct, array_like=True, frozen=True, tag=3):
     """Bytes in the store then."""
 
 
+class AbandonMedia(msgspec.Struct, array_like=True, frozen=True, tag=5):
+    """Nobody waits for this picture any more."""
+
+    number: _Count
+    """Of the PrepareMedia; one that is answered already is passed over."""
+
+
 Refusal: TypeAlias = Literal[
     "invalid", "too_large", "forbidden", "unreachable", "timeout", "busy", "internal"
 ]
@@ -98,6 +104,9 @@ class MediaRefused(msgspec.Struct, array_like=True, frozen=True, tag=4):
     number: _Count
     code: Refusal
     message: str
+    size: int = 0
+    """Bytes of the pages that found no room, if that is why."""
 
 
+ToMediaWorker: TypeAlias = PrepareMedia | AbandonMedia
 FromMediaWorker: TypeAlias = MediaDescription | MediaPrepared | MediaRefused

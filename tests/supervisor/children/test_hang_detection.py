@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from penstock.supervisor.children.actions import Action, Kill, ProcessName, Spawn
-from penstock.supervisor.children.process_manager import ProcessManager
+from penstock.supervisor.children.process_manager import MAX_MEDIA_HANG_S, ProcessManager
 from penstock.wire.control import Heartbeat, Ready
 from tests.supervisor.children.managers import (
     ENGINE,
@@ -45,6 +45,14 @@ def test_an_api_server_or_coordinator_that_falls_silent_is_killed_and_started_ag
     [error] = errors(manager.exited(name, -signal.SIGKILL, 22.0))
     assert "not heard of for 20 s (--api-server-hang-timeout)" in error
     assert manager.tick(23.0) == [Spawn(name, 1)]
+
+
+def test_a_media_worker_need_not_be_silent_for_as_long() -> None:
+    worker = ProcessName("media-worker", 0)
+    manager = ready(make(media_workers=1, server_hang_timeout=4 * MAX_MEDIA_HANG_S))
+    assert done(watched(manager, 1.0, 0.9 + MAX_MEDIA_HANG_S)) == []
+    assert done(manager.tick(1.0 + MAX_MEDIA_HANG_S)) == [Kill(worker)]
+    assert "not heard of for 15 s" in errors(manager.exited(worker, -signal.SIGKILL, 17.0))[0]
 
 
 def test_a_retiring_api_server_that_falls_silent_is_killed() -> None:
