@@ -132,11 +132,9 @@ class InputProcessor:
 
     def unsupported_content(self) -> UnsupportedContent:
         """What a conversation has that the model cannot see: a strict server refuses it."""
-        return UnsupportedContent(
-            refused=self._config.strict_requests,
-            sees_images=self.model_info.takes_images,
-            most=self._config.max_images,
-        )
+        config, sees = self._config, self.model_info.media is not None
+        most = config.max_images if sees else 0
+        return UnsupportedContent(refused=config.strict_requests, sees_images=sees, most=most)
 
     def unknown_fields(self) -> dict[str, int]:
         """Number of requests by unknown field, since the start."""
@@ -378,7 +376,7 @@ class InputProcessor:
         """The prompt of a conversation: of one that has an answer with token ids, these and what follows.
         Raises ApiError. The arguments: see :meth:`render`."""
         at = latest_sampled(messages)
-        pictures = self.model_info.takes_images and count_pictures(messages) > 0
+        pictures = self.model_info.media is not None and count_pictures(messages) > 0
         if at is None or pictures or self._sampled_turns is None:
             text = self.render(
                 messages,

@@ -629,13 +629,16 @@ def _check_prompts(submit: Submit) -> None:
 
 
 def _prompt_fault(submit: Submit) -> str:
-    for prompt in (submit.prompt, *(choice.prompt for choice in submit.choices)):
+    for prompt in [submit.prompt, *[choice.prompt for choice in submit.choices]]:
         if prompt is not None and (not prompt or len(prompt) % 4):
             return f"prompt has {len(prompt)} bytes, not a positive multiple of 4"
-    if any(len(choice.output) % 4 for choice in submit.choices):
-        return "output is not a multiple of 4 bytes"
+    for choice in submit.choices:
+        if len(choice.output) % 4:
+            return "output is not a multiple of 4 bytes"
+    if not submit.media:
+        return ""
     before = 0 if submit.prefix is None else submit.prefix.tokens
-    return media_fault(submit.media, before + len(submit.prompt) // 4) if submit.media else ""
+    return media_fault(submit.media, before + len(submit.prompt) // 4)
 
 
 def _kind(part: bytes | memoryview) -> type[msgspec.Struct] | None:

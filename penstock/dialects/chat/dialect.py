@@ -81,12 +81,13 @@ class ChatCompletions(Dialect):
             variables=self._template_variables(request),
             turn=info.turn,
         )
-        unsupported.note_shown(request.messages)
         plan = processor.plan(request, info.request_id, [text], max_tokens=max_tokens, logprobs=logprobs)
         plan.dialect_fields = request.service_tier
         warnings = (choice.warning, unsupported.warning("messages"))
         plan.warning = "; ".join(filter(None, warnings)) or None
-        plan.images = unsupported.shown_images
+        if unsupported.images:
+            unsupported.note_shown(request.messages)
+            plan.images = unsupported.shown_images
         plan.prefix = prefix
         plan.add_special_tokens = bool(request.add_special_tokens) and not prefix
         if not opening:

@@ -366,9 +366,11 @@ class SyntheticEngine:
     def _duration(self) -> float:
         """Seconds that the step takes: in a prefill-only step, until the first prompt is prefilled."""
         busy_s = 0.0 if self._pictures is None else self._pictures.take_busy_s()
-        waits = self._player is not None or (self._pictures is not None and not len(self._decoding))
         if len(self._decoding) or not self._prefilling:
-            return (self._step_s or waits * IDLE_STEP_S) + busy_s
+            if self._step_s:
+                return self._step_s + busy_s
+            waits = self._player is not None or (self._pictures is not None and not len(self._decoding))
+            return waits * IDLE_STEP_S + busy_s
         missing_s = self._credit.seconds_until(int(self._table.prompt_len[self._prefilling[0]]))
         return max(self._step_s, min(missing_s, MAX_PREFILL_STEP_S)) + busy_s
 
