@@ -89,7 +89,7 @@ def issuer(directory: Path) -> Iterator[tuple[Issuer, str]]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = False  # those that are in OpenSSL when the interpreter ends break it
+    server.daemon_threads = False  # none outlives the test
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.chain, made.key)
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
