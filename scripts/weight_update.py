@@ -29,7 +29,7 @@ from penstock.engine.base import Hold
 from penstock.engine.torch.engine import TorchEngine
 from penstock.engine.weights.weight_file import with_digest
 from penstock.wire.messages import SamplingParams, Submit
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 
 DEMO_DIR = Path(penstock.__file__).parent / "demo"
 SHARED = Path("/dev/shm")

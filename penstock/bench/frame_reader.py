@@ -17,6 +17,7 @@ import zmq
 
 from penstock.bench.errors import BenchError
 from penstock.wire.arrays import I32
+from penstock.wire.decoding import decode_from_engine
 from penstock.wire.frames import TokenFrame, decode_frame
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
@@ -26,7 +27,6 @@ from penstock.wire.messages import (
     SamplingParams,
     Submit,
     Welcome,
-    decode_from_engine,
     encode,
 )
 from penstock.wire.sockets import EngineLink, server_identity

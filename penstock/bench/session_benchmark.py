@@ -27,7 +27,12 @@ from penstock.bench.server_process import ServerProcess, serve_command
 from penstock.config.bench import BenchSessionConfig
 from penstock.dispatch.sent_prompts import SentPrompts
 from penstock.engine.loop.kept_prompts import KeptPrompts
-from penstock.wire.messages import SamplingParams, Submit, decode_from_server, encode
+from penstock.wire.decoding import decode_from_server
+from penstock.wire.messages import (
+    SamplingParams,
+    Submit,
+    encode,
+)
 
 OUTPUT_TOKENS = 4
 TURN_TOKENS = 128

@@ -17,6 +17,7 @@ from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.dispatch.sent_prompts import KnownPrefix, SentPrompts
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.curve import ClusterKey
+from penstock.wire.decoding import decode_from_engine
 from penstock.wire.frames import TokenFrame, decode_frame
 from penstock.wire.messages import (
     PAUSE,
@@ -30,12 +31,11 @@ from penstock.wire.messages import (
     ObservedState,
     Submit,
     WireError,
-    decode_from_engine,
     encode,
 )
 from penstock.wire.sockets import EngineLink, host_and_port, server_identity
 from penstock.wire.submits import CHOICE_SIZE, join_submits, shared_size
-from penstock.wire.weights import WeightsStatus
+from penstock.wire.weights.desired import WeightsStatus
 
 if TYPE_CHECKING:
     from penstock.dispatch.engine_client import EngineClient

@@ -18,7 +18,7 @@ from penstock.dispatch.stream_gates import StreamGates
 from penstock.wire.adapter_list import ADAPTERS, AdapterStatus
 from penstock.wire.control import MAX_ERROR_CHARS, ChangeRecord, DesiredStates, StateReport
 from penstock.wire.messages import PAUSE, WEIGHTS, ApplyStates, DesiredState, StatesObserved, WireError
-from penstock.wire.weights import WeightsStatus
+from penstock.wire.weights.desired import WeightsStatus
 
 
 class EngineStates:

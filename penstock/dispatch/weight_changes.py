@@ -17,7 +17,7 @@ from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult
 from penstock.dispatch.state_changes import StateChanges, fits
 from penstock.wire.control import MAX_STATE_BYTES
 from penstock.wire.messages import WEIGHTS
-from penstock.wire.weights import MAX_SOURCES, DesiredWeights
+from penstock.wire.weights.desired import MAX_SOURCES, DesiredWeights
 
 
 class TooManySources(ValueError):

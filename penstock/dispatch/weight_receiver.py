@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.module_command import module_command
-from penstock.wire.weight_transfer import (
+from penstock.wire.weights.transfer import (
     MAX_RESULT_BYTES,
     RECEIVER_LOCK,
     RECEIVER_SOCKET,

@@ -30,7 +30,12 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from penstock.wire.messages import Count, Incarnation, WireError, decoded
+from penstock.wire.decoding import decoded
+from penstock.wire.messages import (
+    Count,
+    Incarnation,
+    WireError,
+)
 from penstock.wire.parts import Part
 from penstock.wire.sockets import engine_identity, is_ip_address, server_identity
 

@@ -19,7 +19,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from penstock.wire.messages import decoded
+from penstock.wire.decoding import decoded
 from penstock.wire.parts import Part
 
 SyncRound: TypeAlias = Annotated[int, Meta(ge=0)]

@@ -60,7 +60,7 @@ from penstock.wire.messages import (
     LoraInfo,
     StatesObserved,
 )
-from penstock.wire.weights import DesiredWeights, WeightSource
+from penstock.wire.weights.desired import DesiredWeights, WeightSource
 
 SERVERS, ENGINES = 2, 2
 TIMEOUT_S = 10.0

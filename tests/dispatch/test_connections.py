@@ -14,6 +14,7 @@ import zmq
 from penstock.dispatch import connections
 from penstock.dispatch.connections import Connections, EngineState
 from penstock.wire.curve import ClusterKey
+from penstock.wire.decoding import decode_from_server
 from penstock.wire.frames import TokenFrame
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
@@ -23,7 +24,6 @@ from penstock.wire.messages import (
     GoAway,
     Hello,
     Welcome,
-    decode_from_server,
     encode,
 )
 from penstock.wire.sockets import EngineLink, RouterSocket, engine_address

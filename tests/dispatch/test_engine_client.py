@@ -19,6 +19,7 @@ from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.row_metrics import RowMetrics
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_log import TokenLog
+from penstock.wire.decoding import decode_from_server
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
     OVERLOADED,
@@ -33,7 +34,6 @@ from penstock.wire.messages import (
     StreamFailed,
     Submit,
     Welcome,
-    decode_from_server,
     encode,
 )
 from penstock.wire.sockets import RouterSocket, engine_address

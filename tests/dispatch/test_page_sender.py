@@ -15,8 +15,11 @@ from penstock.dispatch.connections import EngineState
 from penstock.dispatch.page_sender import MAX_WANTED, PageSender
 from penstock.media.pages import PageFacts
 from penstock.media.store import MediaStore
+from penstock.wire.decoding import decode_from_server
 from penstock.wire.media.items import PIECE, PagePiece
-from penstock.wire.messages import WireError, decode_from_server
+from penstock.wire.messages import (
+    WireError,
+)
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 

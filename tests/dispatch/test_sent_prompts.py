@@ -10,7 +10,13 @@ from msgspec.structs import replace
 from penstock.dispatch import sent_prompts
 from penstock.dispatch.sent_prompts import MIN_BYTES, KnownPrefix, SentPrompts
 from penstock.engine.loop.kept_prompts import KeptPrompts
-from penstock.wire.messages import KeptPrefix, SamplingParams, Submit, decode_from_server, encode
+from penstock.wire.decoding import decode_from_server
+from penstock.wire.messages import (
+    KeptPrefix,
+    SamplingParams,
+    Submit,
+    encode,
+)
 from penstock.wire.submits import join_submits, split_submit
 
 PEER = b"api-server-0-0"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult, Receipt
 from penstock.dispatch.weight_changes import WeightUpdate
 from penstock.wire.messages import SLEEP, WEIGHTS
-from penstock.wire.weights import DesiredWeights, WeightSource
+from penstock.wire.weights.desired import DesiredWeights, WeightSource
 from tests.dispatch.state_world import ENGINES, SERVERS, TIMEOUT_S, World, world
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.engine.base import StepRows
+from penstock.wire.decoding import decode_from_engine
 from penstock.wire.frames import TokenFrame, decode_frame
 from penstock.wire.messages import (
     CacheHints,
@@ -16,7 +17,6 @@ from penstock.wire.messages import (
     FrameHeader,
     SamplingParams,
     Submit,
-    decode_from_engine,
 )
 
 PROMPT = (40, 41, 42)

@@ -9,9 +9,12 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
+from penstock.wire.decoding import decode_from_engine
 from penstock.wire.frames import FinishReason, TokenFrame, decode_frame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import FrameHeader, decode_from_engine
+from penstock.wire.messages import (
+    FrameHeader,
+)
 
 I32_MAX = (1 << 31) - 1
 

@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.wire.decoding import decode_from_engine
 from penstock.wire.frames import FinishReason, TokenFrame, decode_frame, encode_frame
 from penstock.wire.logprobs import Logprobs
-from penstock.wire.messages import FrameHeader, WireError, decode_from_engine, encode
+from penstock.wire.messages import (
+    FrameHeader,
+    WireError,
+    encode,
+)
 from penstock.wire.regroup import merge_frames
 from tests.wire.frames_support import consecutive_frames, decode, load_of, rows_of, tolerant_rows
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.wire.decoding import decode_from_engine, decode_from_server
 from penstock.wire.media.items import MediaInfo, MediaItem, PagePiece, PagesWanted
 from penstock.wire.messages import (
     Abort,
@@ -41,8 +42,6 @@ from penstock.wire.messages import (
     ThinkingLimit,
     Welcome,
     WireError,
-    decode_from_engine,
-    decode_from_server,
     encode,
 )
 from penstock.wire.pooling import PoolingInfo, PoolingParams, PoolingTask

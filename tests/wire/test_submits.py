@@ -4,7 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.wire.messages import SamplingParams, Submit, decode_from_server, encode
+from penstock.wire.decoding import decode_from_server
+from penstock.wire.messages import (
+    SamplingParams,
+    Submit,
+    encode,
+)
 from penstock.wire.submits import FIXED_SIZE, join_submits, shared_size, split_submit
 
 SHARED = SamplingParams(

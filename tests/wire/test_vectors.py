@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from penstock.wire.decoding import decode_from_engine, decode_from_server
 from penstock.wire.frames import TokenFrame, decode_frame, encode_frame
 from penstock.wire.messages import (
     FrameHeader,
@@ -13,8 +14,6 @@ from penstock.wire.messages import (
     SamplingParams,
     Submit,
     WireError,
-    decode_from_engine,
-    decode_from_server,
     encode,
 )
 from penstock.wire.pooling import PoolingParams, PoolingTask

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from penstock.wire.weight_transfer import STORED_TYPES
-from penstock.wire.weights import MAX_SOURCES, CacheMode, StreamsMode, WeightVersion
+from penstock.wire.weights.desired import MAX_SOURCES, CacheMode, StreamsMode, WeightVersion
+from penstock.wire.weights.transfer import STORED_TYPES
 
 MAX_DIMENSIONS = 8
 

@@ -37,8 +37,8 @@ from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError, encode_json
 from penstock.http.operation_options import OperationOptions, operation_options
 from penstock.wire.messages import WEIGHTS
-from penstock.wire.weight_transfer import STORED_TYPES, BroadcastTensor, TensorType, Transfer
-from penstock.wire.weights import DesiredWeights, WeightSource
+from penstock.wire.weights.desired import DesiredWeights, WeightSource
+from penstock.wire.weights.transfer import STORED_TYPES, BroadcastTensor, TensorType, Transfer
 
 INIT, UPDATE = "init_weight_transfer", "update_weights"
 """Names of the operations in replies."""

@@ -25,7 +25,7 @@ from penstock.generation.request.body_decoder import BodyDecoder
 from penstock.http.errors import ApiError, encode_json, shown
 from penstock.http.operation_options import OperationOptions, operation_options
 from penstock.wire.messages import WEIGHTS
-from penstock.wire.weights import DEFAULT_VERSION, TRANSFER, DesiredWeights, WeightSource
+from penstock.wire.weights.desired import DEFAULT_VERSION, TRANSFER, DesiredWeights, WeightSource
 
 UPDATE, CHECKSUM, JOIN = "update_weights", "weights_checksum", "init_weight_transfer_engine"
 """Names of the operations in replies."""

@@ -30,7 +30,7 @@ from penstock.engine.weights.tensor_files import StoredTensor, TensorFiles, show
 from penstock.engine.weights.weight_file import WeightFile
 from penstock.engine.weights.weight_loader import BrokenWeights, WeightPlan
 from penstock.wire.vllm.messages import EngineLost
-from penstock.wire.weights import DEFAULT_VERSION, TRANSFER, WeightSource
+from penstock.wire.weights.desired import DEFAULT_VERSION, TRANSFER, WeightSource
 
 READ_TIMEOUT_S = 3600.0
 """How long vLLM may read a checkpoint; as long as a request may wait for it."""

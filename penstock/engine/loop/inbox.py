@@ -25,6 +25,7 @@ from penstock.engine.loop.stats import EngineStats
 from penstock.engine.loop.stream_spans import StreamSpans
 from penstock.engine.weights.weight_loader import BrokenWeights
 from penstock.logging_setup import RateLimitedLog
+from penstock.wire.decoding import decode_from_server
 from penstock.wire.media.items import PagePiece
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
@@ -39,7 +40,6 @@ from penstock.wire.messages import (
     Submit,
     Welcome,
     WireError,
-    decode_from_server,
 )
 from penstock.wire.parts import Part
 from penstock.wire.sockets import server_identity

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from penstock.engine.weights.tensor_files import TensorFiles, shown
 from penstock.engine.weights.weight_loader import WeightPlan
 from penstock.wire.arrays import I32
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 
 VERSION = "version"
 VERSIONS = 256

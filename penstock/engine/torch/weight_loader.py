@@ -21,7 +21,7 @@ from penstock.engine.torch.weight_map import Conversion, read_tensor
 from penstock.engine.weights.sources import sources_to_read
 from penstock.engine.weights.tensor_files import TensorFiles
 from penstock.engine.weights.weight_loader import BrokenWeights, WeightPlan
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 
 DIVIDED_ELEMENTS = 1 << 22
 """Elements of tensors that several threads copy. Copies of smaller ones take a millisecond or two, and

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import msgspec
 from setproctitle import setproctitle
 
-from penstock.wire.weight_transfer import (
+from penstock.wire.weights.transfer import (
     STORED_TYPES,
     BroadcastTensor,
     Transfer,

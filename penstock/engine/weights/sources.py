@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 
 
 def sources_to_read(

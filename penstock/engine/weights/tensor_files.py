@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.weights.weight_file import ITEM_BYTES, files_of
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 
 NAMES_SHOWN = 3
 """Maximum tensor names in an error."""

@@ -26,7 +26,7 @@ from penstock.adapters.safetensors_header import (
     parse_header,
     parse_header_length,
 )
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 
 INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 1 << 26

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 
 
 class BrokenWeights(RuntimeError):

@@ -20,7 +20,7 @@ from penstock.engine.base import Engine, Hold, StepRows
 from penstock.engine.loop.stream_gate import StreamGate
 from penstock.engine.weights.weight_loader import WeightPlan
 from penstock.wire.messages import WEIGHTS
-from penstock.wire.weights import DesiredWeights, WeightsStatus
+from penstock.wire.weights.desired import DesiredWeights, WeightsStatus
 
 OPENING_S = 0.005
 """Seconds that steps wait for files to be opened and checked, so that little models have no second wait for

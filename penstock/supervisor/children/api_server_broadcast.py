@@ -22,7 +22,7 @@ from penstock.wire.control import (
     SupervisorCommand,
 )
 from penstock.wire.messages import WEIGHTS
-from penstock.wire.weights import DesiredWeights
+from penstock.wire.weights.desired import DesiredWeights
 
 NAMES_SHOWN = 8
 """Adapters that a log line names."""

@@ -24,7 +24,7 @@ from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import SamplingParams, Submit
 from penstock.wire.vllm.messages import ENGINE_DEAD, EngineLost, ReadyResponse
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 from tests.engine.attach.test_arrays import inline
 
 SLOTS = 4

@@ -23,7 +23,7 @@ from penstock.engine.attach.requests import encode_add
 from penstock.wire.frames import FinishReason
 from penstock.wire.kv_events import BlockStored, decode_batch
 from penstock.wire.messages import Adapter
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 from tests.adapters import make_adapter
 from tests.engine.attach.small_engine import (
     EOS,

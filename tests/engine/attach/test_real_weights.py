@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from penstock.engine.attach.engine import AttachedEngine
 from penstock.engine.base import Hold
 from penstock.wire.frames import FinishReason
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 from tests.engine.attach.small_engine import (
     PROMPT,
     SLOTS,

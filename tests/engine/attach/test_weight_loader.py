@@ -23,7 +23,7 @@ from penstock.engine.attach.weight_loader import (
 )
 from penstock.engine.weights.weight_loader import BrokenWeights
 from penstock.wire.vllm.messages import EngineLost, ReadyResponse
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 from tests.engine.attach.test_engine import FakeConnection
 
 TENSORS = {"norm": np.ones([4], np.float32), "head": np.ones([8, 4], np.float32)}

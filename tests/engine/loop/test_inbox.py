@@ -21,6 +21,7 @@ from penstock.engine.loop.state_reconciler import StateReconciler
 from penstock.engine.loop.stats import EngineStats
 from penstock.engine.loop.stream_spans import StreamSpans
 from penstock.engine.lora.adapter_table import AdapterTable
+from penstock.wire.decoding import decode_from_engine
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
     MAX_ABORTED,
@@ -44,7 +45,6 @@ from penstock.wire.messages import (
     Submit,
     SubmitChoice,
     Welcome,
-    decode_from_engine,
     encode,
 )
 from penstock.wire.sockets import PeerGone, Wakeup, server_identity

@@ -20,6 +20,7 @@ from penstock.engine.loop.backlog import SEGMENT_TOKENS_PER_ROW, Backlog, FrameB
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.arrays import I8, I32
+from penstock.wire.decoding import decode_from_engine
 from penstock.wire.frames import FinishReason, TokenFrame, decode_frame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import (
@@ -29,7 +30,6 @@ from penstock.wire.messages import (
     RoutedExperts,
     RpcReply,
     StatesObserved,
-    decode_from_engine,
 )
 from penstock.wire.sockets import PeerGone
 from tests.engine.support import Received, submit

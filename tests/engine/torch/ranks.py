@@ -13,7 +13,7 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.torch.engine import TorchEngine
 from penstock.wire.messages import Submit
 from penstock.wire.sockets import ProcessGroupSpec
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 from tests.engine.torch.adapters import load
 from tests.engine.torch.harness import SMALL_ENGINE, Driver, Outcome
 

@@ -14,7 +14,7 @@ from penstock.config.errors import ConfigError
 from penstock.engine.torch.supported_models import WITH_EXPERTS, check_supported
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 from tests.adapters import make_adapter
 from tests.engine.torch.adapters import load, submit_to
 from tests.engine.torch.harness import VOCAB, cpu_only, make_engine, make_model, run_all, submit

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from penstock.config.errors import ConfigError
 from penstock.engine.torch.supported_models import check_supported
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 from tests.engine.torch.harness import VOCAB, generate, make_engine, make_model, run_all, submit
 
 TOKENS = 12

@@ -12,7 +12,11 @@ from msgspec.structs import replace
 from penstock.dispatch import sent_prompts
 from penstock.dispatch.sent_prompts import SentPrompts
 from penstock.engine.loop.kept_prompts import KeptPrompts
-from penstock.wire.messages import Submit, decode_from_server, encode
+from penstock.wire.decoding import decode_from_server
+from penstock.wire.messages import (
+    Submit,
+    encode,
+)
 from tests.engine.torch.harness import Driver, generate, make_engine, make_model, run_all, submit
 
 PROMPT = [5 + 7 * index % 300 for index in range(50)]

@@ -16,7 +16,7 @@ from penstock.engine.torch.engine import TorchEngine
 from penstock.engine.weights.weight_file import with_digest
 from penstock.engine.weights.weight_loader import BrokenWeights
 from penstock.wire.kv_events import AllBlocksCleared
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 from tests.engine.torch.harness import FAMILIES, Driver, generate, make_engine, make_model, run_all, submit
 from tests.engine.torch.weights import changed
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
 
 from penstock.engine.weights.receiver_main import lay_out, receive  # noqa: E402
-from penstock.wire.weight_transfer import BroadcastTensor, Transfer  # noqa: E402
+from penstock.wire.weights.transfer import BroadcastTensor, Transfer  # noqa: E402
 
 TENSORS = [
     BroadcastTensor("mark", "uint8", (3,)),

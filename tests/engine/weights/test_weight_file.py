@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from penstock.engine.weights.tensor_files import TensorFiles
 from penstock.engine.weights.weight_file import INDEX, PIECE_BYTES, PIECES, with_digest
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 
 FILE = "model.safetensors"
 

@@ -18,7 +18,7 @@ from penstock.engine.vocabulary import read_vocabulary
 from penstock.engine.weights.weight_loader import BrokenWeights, WeightPlan
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import PAUSE, WEIGHTS, ApplyStates, DesiredState, GoAway, ObservedState
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 from tests.engine.loops import ENDLESS, Host
 from tests.engine.peers import DEADLINE_S, ApiServer
 from tests.engine.support import submit

@@ -16,8 +16,14 @@ from penstock.engine.synthetic.faults import InjectedFault
 from penstock.generation.replies.reply import TextTables
 from penstock.streaming.stream import StreamError
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
+from penstock.wire.decoding import decode_from_engine
 from penstock.wire.frames import decode_frame
-from penstock.wire.messages import FrameHeader, SamplingParams, StreamFailed, Submit, decode_from_engine
+from penstock.wire.messages import (
+    FrameHeader,
+    SamplingParams,
+    StreamFailed,
+    Submit,
+)
 from tests.generation.planning import body, planners
 from tests.generation.replying import PROMPT, Desk, MemorySink, in_loop, read_stream, tables_of
 

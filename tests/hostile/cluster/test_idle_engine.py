@@ -21,6 +21,7 @@ from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.channel import ChildChannel, ControlChannel
 from penstock.wire.control import Stop
 from penstock.wire.curve import ClusterKey
+from penstock.wire.decoding import decode_from_engine
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
     EngineMetrics,
@@ -28,7 +29,6 @@ from penstock.wire.messages import (
     GoAway,
     Hello,
     Welcome,
-    decode_from_engine,
     encode,
 )
 from penstock.wire.sockets import EngineLink, RouterSocket, server_identity

@@ -10,9 +10,14 @@ import numpy as np
 from penstock.coordinator.state import CoordinatorState
 from penstock.metrics.snapshot import decode_snapshot
 from penstock.wire import control, coordination, waves
+from penstock.wire.decoding import decode_from_engine, decode_from_server
 from penstock.wire.frames import FinishReason, TokenFrame, decode_frame, encode_frame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import FrameHeader, WireError, decode_from_engine, decode_from_server, encode
+from penstock.wire.messages import (
+    FrameHeader,
+    WireError,
+    encode,
+)
 from penstock.wire.regroup import merge_frames, take_rows
 from tests.hostile.fuzz.byte_source import ByteSource
 

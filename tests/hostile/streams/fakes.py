@@ -16,6 +16,7 @@ from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.row_metrics import RowMetrics
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_log import TokenLog
+from penstock.wire.decoding import decode_from_server
 from penstock.wire.frames import FinishReason, TokenFrame, encode_frame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import (
@@ -26,7 +27,6 @@ from penstock.wire.messages import (
     SamplingParams,
     Submit,
     Welcome,
-    decode_from_server,
     encode,
 )
 from penstock.wire.sockets import EngineLink

@@ -23,7 +23,7 @@ from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_loader import read_shape
 from penstock.media.store import MediaStore
 from penstock.wire.messages import Submit
-from penstock.wire.weights import WeightSource
+from penstock.wire.weights.desired import WeightSource
 from tests.engine.torch.adapters import load, train
 from tests.engine.torch.harness import (
     DEVICE,
