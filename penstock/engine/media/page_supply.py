@@ -8,16 +8,20 @@ there is looked up again when a picture is encoded; so nothing has to be kept fo
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
+from penstock.logging_setup import RateLimitedLog
 from penstock.media.pages import Pages, unsealed
 from penstock.media.store import Lease, MediaStore, StoreFull
 from penstock.wire.media.items import MediaItem, MediaKey, PagePiece, PagesWanted
 from penstock.wire.messages import MEDIA_GONE, UNAVAILABLE, WireError
+
+log = logging.getLogger(__name__)
 
 MAX_WANTED_BYTES = 256 << 20
 """Bytes of pages that one API server is asked for at a time, unless a single picture has more: so much of the
@@ -44,6 +48,7 @@ class PageSupply:
         self.asked = 0
         """Times that API servers were asked, since the start."""
         self._store = store
+        self._warn = RateLimitedLog(log)
         self._transfers: dict[Want, _Transfer] = {}
         """Asked for, and not all there."""
         self._later: dict[int, OrderedDict[MediaKey, int]] = {}
@@ -100,7 +105,9 @@ class PageSupply:
         for want, transfer in list(self._transfers.items()):
             if transfer.written is not None and transfer.written.done():
                 fault = transfer.written.exception()
-                if fault is not None and not isinstance(fault, StoreFull):
+                if isinstance(fault, OSError):
+                    self._warn("store", "pages of a picture cannot be kept: %s", fault)
+                elif fault is not None and not isinstance(fault, StoreFull):
                     raise fault
                 self._settle(want, UNAVAILABLE if fault else "")
         settled, self._settled = self._settled, []

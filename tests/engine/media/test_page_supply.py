@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -87,6 +88,14 @@ def test_an_api_server_that_lacks_them_too(pictures: Pictures) -> None:
 def test_a_store_without_room(pictures: Pictures) -> None:
     pictures.store.capacity = 10
     assert not pictures.supply.has(0, item("a"))
+    for piece in pieces("a"):
+        pictures.supply.receive(0, piece)
+    assert settled(pictures.supply) == [((0, key("a")), UNAVAILABLE)]
+
+
+def test_a_store_that_fails_costs_these_streams_alone(pictures: Pictures) -> None:
+    assert not pictures.supply.has(0, item("a"))
+    shutil.rmtree(pictures.store.directory)
     for piece in pieces("a"):
         pictures.supply.receive(0, piece)
     assert settled(pictures.supply) == [((0, key("a")), UNAVAILABLE)]
