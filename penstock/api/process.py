@@ -307,6 +307,7 @@ class _Server:
             defaults=defaults,
             model_type=model_type(launch.model_dir),
             media=None if media is None else media.description,
+            picture_tokens=int if media is None else media.typical_tokens,
             transfers_kv=info.transfers_kv,
             tasks=() if info.pooling is None else info.pooling.names,
         )

@@ -149,7 +149,17 @@ class InputProcessor:
         return self.tokenizer.decode(ids)
 
     def count_tokens(self, prompt: str, *, most: int) -> int:
-        """Number of tokens of a prompt, or a greater one than ``most`` if it has more."""
+        """Number of tokens of a prompt whose pictures are not prepared yet, or a greater one than ``most`` if
+        it has more; one up to ``most`` may be too high."""
+        media, more = self.model_info.media, 0
+        if media is not None:
+            more = prompt.count(media.placeholder) * self.model_info.picture_tokens()
+        bytes = len(prompt.encode())
+        if bytes + more <= most:  # no token is shorter than a byte
+            return bytes + more
+        return more + self._count_text(prompt, most - more)
+
+    def _count_text(self, prompt: str, most: int) -> int:
         if self.tokenizer.is_longer(prompt, most):
             return max(most + 1, len(prompt) // ESTIMATED_ABOVE)
         return self.tokenizer.encode_bytes(prompt, False)[1]

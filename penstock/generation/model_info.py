@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """As in config.json; empty: unknown."""
     media: MediaDescription | None = None
     """How pictures are put into prompts; None: the model takes none."""
+    picture_tokens: Callable[[], int] = int
+    """How many tokens a picture has that is not prepared yet, about; 0: nobody knows."""
     transfers_kv: bool = False
     """Whether kv_transfer_params are supported."""
     tasks: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import logging
 import struct
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from typing import NamedTuple, TypeAlias
 
@@ -50,6 +50,8 @@ HASHED_INLINE = 1 << 20
 twice as long); more are hashed in a thread."""
 MAX_REMEMBERED = 16 << 20
 """Bytes of token ids of remembered pictures."""
+LATEST = 64
+"""Pictures whose tokens tell what another one may have."""
 ENTRY_BYTES = 400
 """Memory of a remembered picture beside its token ids."""
 Memo: TypeAlias = tuple[bytes, str, str]
@@ -112,6 +114,8 @@ class MediaClient:
         self._known: OrderedDict[Memo, MediaPrepared] = OrderedDict()
         """The longest unused first."""
         self._known_bytes = 0
+        self._latest = deque[int](maxlen=LATEST)
+        """Tokens of each of the latest pictures."""
         self._last_room = asyncio.Lock()
         self._held: dict[MediaKey, tuple[Lease, int]] = {}
         """Leases, and how many requests have each."""
@@ -223,6 +227,10 @@ class MediaClient:
 
     # -- pictures
 
+    def typical_tokens(self) -> int:
+        """As many tokens as the longest of the latest pictures; 0: there was none."""
+        return max(self._latest, default=0)
+
     async def prepare(self, picture: WantedPicture) -> MediaPrepared:
         """The pages of a picture, of which the caller has a lease until :meth:`release`. Raises Refused."""
         if len(picture.data) <= HASHED_INLINE:
@@ -285,6 +293,7 @@ class MediaClient:
             return
         prepared = task.result()
         self.counts.prepare(prepared)
+        self._latest.append(len(prepared.ids) // 4)
         if not fetched:
             self._remember(memo, prepared)
 

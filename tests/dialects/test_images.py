@@ -404,6 +404,20 @@ def test_a_counted_prompt_has_its_pictures() -> None:
     )
 
 
+def test_pictures_count_where_a_conversation_is_shortened() -> None:
+    config, media = ServeConfig(), MediaDescription("<image>")
+    processor = tiny_input_processor(
+        config, ChatTemplate({"default": TEMPLATE}, {}), media=media, picture_tokens=lambda: 500
+    )
+    shown = [{"type": "input_image", "image_url": f"{WEB}?{number}"} for number in range(8)]
+    items = [each for picture in shown for each in item(picture)]
+    sent = json.dumps({"input": items, "truncation": "auto", "max_output_tokens": 40}).encode()
+    plan = Responses(config, processor, None).plan(sent, RequestInfo())
+    assert [each.url[-1] for each in plan.images] == ["5", "6", "7"]
+    assert processor.count_tokens(str(plan.prompts[0]), most=2008) in range(1500, 2009)
+    assert processor.count_tokens("<image> " * 3, most=1000) > 1000
+
+
 def test_texts_that_look_like_pictures_are_none() -> None:
     plan = apis()["chat"](user(IMAGE, "<image>"))
     assert len(plan.images) == 1

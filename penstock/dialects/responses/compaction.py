@@ -10,7 +10,7 @@ from penstock.dialects.responses.output import Output, OutputOptions
 from penstock.dialects.responses.output_items import COMPLETED, CompactionItem
 from penstock.dialects.responses.reply import ResponseFields, ResponsesReply
 from penstock.dialects.responses.request_schema import InputItem
-from penstock.generation.compaction.compaction import CUT, NO_SUMMARY, newest, no_summary
+from penstock.generation.compaction.compaction import CUT, NO_SUMMARY, KeptRoom, newest, no_summary
 from penstock.generation.compaction.planned import said
 from penstock.generation.compaction.seal import Seals
 from penstock.generation.dialect import EventContent
@@ -35,8 +35,8 @@ class Summaries(NamedTuple):
 
     seals: Seals
     tenant: str
-    kept_characters: int
-    """Most characters of the user's messages that stay beside a summary."""
+    room: KeptRoom
+    """Of the user's messages that stay beside a summary."""
 
     def text(self, item: InputItem, field: str) -> str:
         """The summary that an item has. Raises ApiError."""
@@ -58,16 +58,16 @@ class Summaries(NamedTuple):
         return self.seals.seal(text, self.tenant)
 
 
-def kept_items(items: Sequence[InputItem], most: int) -> list[InputItem]:
+def kept_items(items: Sequence[InputItem], room: KeptRoom) -> list[InputItem]:
     """The items that stay beside the summary of a conversation: messages with instructions, and of the
-    user's own the latest, ``most`` characters of them."""
+    user's own the latest that fit the room."""
     messages = [(item.type or "message") == "message" for item in items]
     stay = newest(
         [
-            _characters(item) if is_message and item.role == "user" else None
+            _characters(item, room.of_picture) if is_message and item.role == "user" else None
             for item, is_message in zip(items, messages, strict=True)
         ],
-        most,
+        room.characters,
     )
     return [
         item
@@ -76,9 +76,11 @@ def kept_items(items: Sequence[InputItem], most: int) -> list[InputItem]:
     ]
 
 
-def _characters(item: InputItem) -> int:
+def _characters(item: InputItem, of_picture: int) -> int:
     content = item.content or ""
-    return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
+    if isinstance(content, str):
+        return len(content)
+    return sum(of_picture if part.type == "input_image" else len(part.text or "") for part in content)
 
 
 class SummaryOutput(Output):

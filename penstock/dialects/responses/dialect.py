@@ -119,7 +119,7 @@ class Responses(Dialect):
     ) -> RequestPlan:
         """The plan of a request whose conversation so far is replaced by a summary."""
         summaries = self._prompts.summaries(info)
-        prompt.conversation.compact(summary.text, summaries.kept_characters)
+        prompt.conversation.compact(summary.text, summaries.room)
         text = prompt.render(prompt.conversation.messages)
         plan = self._answer_plan(request, prompt._replace(text=text), info)
         plan.dialect_fields.compacted = Compacted(summaries.seal(summary.text), summary.usage)

@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock.dialects.responses.reasoning_content import open_reasoning
 from penstock.dialects.responses.request_schema import ContentPart, InputItem
 from penstock.dialects.responses.tools import function_name
-from penstock.generation.compaction.compaction import kept, summary_message
+from penstock.generation.compaction.compaction import KeptRoom, kept, summary_message
 from penstock.generation.media.source import image_at, image_of
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
@@ -42,7 +42,7 @@ class OpenedSummaries(Protocol):
     """What opens compaction items."""
 
     @property
-    def kept_characters(self) -> int: ...
+    def room(self) -> KeptRoom: ...
     def text(self, item: InputItem, field: str) -> str: ...
 
 
@@ -150,14 +150,14 @@ class Conversation:
         if summaries is None or item.type == TRIGGER:
             why = "is not for this model server" if summaries is None else "must be the last item of input"
             raise ApiError(400, f"{field}: an item of type {item.type} {why}.", param=f"{field}.type")
-        self.compact(summaries.text(item, field), summaries.kept_characters)
+        self.compact(summaries.text(item, field), summaries.room)
 
-    def compact(self, summary: str, most: int) -> None:
-        """Replace the messages so far by their summary and by what stays beside it, of the user's ``most``
-        characters."""
+    def compact(self, summary: str, room: KeptRoom) -> None:
+        """Replace the messages so far by their summary and by what stays beside it, of the user's what fits
+        ``room``."""
         before = [message for message in self.messages if message is not self._summary]
         self._turn, self._summary = None, summary_message(summary)
-        self._messages = [*kept(before, most), self._summary]
+        self._messages = [*kept(before, room), self._summary]
 
     def _message(self, item: InputItem, field: str) -> None:
         role = _needed(item.role, f"{field}.role")

@@ -12,7 +12,7 @@ from penstock.dialects.responses.compaction import Summaries, kept_items
 from penstock.dialects.responses.items import TRIGGER, Conversation
 from penstock.dialects.responses.request_schema import ContentPart, InputItem, ResponseRequest
 from penstock.dialects.responses.tools import Tools, chat_tool_choice
-from penstock.generation.compaction.compaction import Compaction, kept_characters
+from penstock.generation.compaction.compaction import Compaction, kept_room
 from penstock.generation.compaction.shortening import truncated
 from penstock.generation.dialect import RequestInfo
 from penstock.generation.input_processor import InputProcessor
@@ -145,8 +145,8 @@ class ResponsePrompts:
 
     def summaries(self, info: RequestInfo) -> Summaries:
         """What seals and opens the compaction items of a request."""
-        most = kept_characters(self._processor)
-        return Summaries(self.compaction.seals, info.tenant or "", most)
+        room = kept_room(self._processor)
+        return Summaries(self.compaction.seals, info.tenant or "", room)
 
     def prompt(
         self, request: ResponseRequest, found: Found | None, info: RequestInfo, *, compacts: bool = False
@@ -176,7 +176,7 @@ class ResponsePrompts:
         seen = conversation.unsupported
         render = self._render(request, choice, seen, None)
         if compacts:
-            kept = kept_items([*_stored_items(found), *items], summaries.kept_characters)
+            kept = kept_items([*_stored_items(found), *items], summaries.room)
             text = self.compaction.summary_prompt(processor, conversation.messages, render)
         else:
             of_turn = self._render(request, choice, seen, info.turn)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
@@ -88,9 +89,17 @@ def room(processor: InputProcessor) -> int:
     return max(1, min(MAX_SUMMARY_TOKENS, processor.max_total // SUMMARY_SHARE))
 
 
-def kept_characters(processor: InputProcessor) -> int:
-    """Most characters of the user's own messages that are kept beside a summary: a token has about four."""
-    return 4 * processor.max_total // SUMMARY_SHARE
+class KeptRoom(NamedTuple):
+    """What the user's own messages that are kept beside a summary may have."""
+
+    characters: int
+    of_picture: int = 0
+    """As how many characters a picture counts."""
+
+
+def kept_room(processor: InputProcessor) -> KeptRoom:
+    """A part of the context: a token has about four characters."""
+    return KeptRoom(4 * processor.max_total // SUMMARY_SHARE, 4 * processor.model_info.picture_tokens())
 
 
 def summary_message(text: str) -> Message:
@@ -98,10 +107,11 @@ def summary_message(text: str) -> Message:
     return Message("user", _OPENING + text)
 
 
-def kept(messages: Sequence[Message], most: int) -> list[Message]:
+def kept(messages: Sequence[Message], room: KeptRoom) -> list[Message]:
     """The messages that stay beside the summary of a conversation: instructions, and of the user's own the
-    latest, ``most`` characters of them."""
-    stay = newest([length(each) if each.role == "user" else None for each in messages], most)
+    latest that fit the room."""
+    lengths = [length(each, room.of_picture) if each.role == "user" else None for each in messages]
+    stay = newest(lengths, room.characters)
     return [
         message
         for message, stays in zip(messages, stay, strict=True)

@@ -25,8 +25,6 @@ def shortened(
     its argument ``most``."""
     kept = list(messages)
     text = render(kept)
-    if len(text.encode()) <= most:  # no token is shorter than a byte
-        return text
     tokens = count(text, most=most)
     if tokens <= most:
         return text
@@ -55,8 +53,6 @@ def truncated(
     while True:
         kept = messages if place == 0 else [*messages[:head], *messages[starts[place] :]]
         text = render(kept)
-        if len(text.encode()) <= most:  # no token is shorter than a byte
-            return text
         tokens = count(text)
         if tokens <= most or place + 1 >= len(starts):
             return text
@@ -70,10 +66,11 @@ def truncated(
             place += 1
 
 
-def length(message: Message) -> int:
-    """Characters of a message, about."""
+def length(message: Message, of_picture: int = 0) -> int:
+    """Characters of a message, about. ``of_picture``: as how many a picture counts."""
     parts = [message.content] if isinstance(message.content, str) else message.content or []
     texts = [part if isinstance(part, str) else part.value() or "" for part in parts]
     functions = [call.function for call in message.tool_calls or () if call.function is not None]
     calls = [f"{function.name}{function.arguments}" for function in functions]
-    return sum(map(len, [*texts, *calls, message.reasoning_content or ""]))
+    pictures = sum(not isinstance(part, str) and part.type == "image" for part in parts)
+    return pictures * of_picture + sum(map(len, [*texts, *calls, message.reasoning_content or ""]))

@@ -158,6 +158,7 @@ class PicturePreparation:
             )
         self._client = client
         self.description = description
+        self.typical_tokens = client.typical_tokens
         self._placeholder_id = found
 
     def pictures(self) -> Pictures:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.generation.compaction.compaction import kept, summary_message
+from penstock.generation.compaction.compaction import KeptRoom, kept, summary_message
 from penstock.generation.compaction.shortening import LEFT_OUT, shortened
-from penstock.generation.request.schemas import Message
+from penstock.generation.request.schemas import Message, Part
 
 
 def render(messages: list[Message]) -> str:
@@ -61,8 +61,13 @@ def test_instructions_and_the_latest_of_the_user_stay_beside_a_summary() -> None
         Message("developer", "more rules"),
         Message("user", "y" * 60),
     ]
-    assert [each.content for each in kept(messages, 100)] == ["rules", "more rules", "y" * 60]
-    assert [each.role for each in kept(messages, 120)] == ["system", "user", "developer", "user"]
+    assert [each.content for each in kept(messages, KeptRoom(100))] == ["rules", "more rules", "y" * 60]
+    assert [each.role for each in kept(messages, KeptRoom(120))] == ["system", "user", "developer", "user"]
+
+
+def test_pictures_take_room_beside_a_summary() -> None:
+    messages = [Message("user", [Part("text", text=name), Part("image")]) for name in "abc"]
+    assert kept(messages, KeptRoom(250, of_picture=100)) == messages[1:]
 
 
 def test_a_summary_is_the_users_message() -> None:
