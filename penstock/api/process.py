@@ -288,18 +288,12 @@ class _Server:
 
     # -- once the engine is known
 
-    def _build(
-        self,
-        info: EngineInfo,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
-        media: PicturePreparation | None,
-    ) -> App:
+    def _model_info(self, info: EngineInfo, media: PicturePreparation | None) -> ModelInfo:
         launch = self._launch
         with _model_files():
             auto = self._config.generation_config == "auto"
             defaults = sampling_defaults(launch.model_dir) if auto else SamplingDefaults()
-        model_info = ModelInfo(
+        return ModelInfo(
             names=tuple(launch.served_model_names),
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
@@ -311,6 +305,16 @@ class _Server:
             transfers_kv=info.transfers_kv,
             tasks=() if info.pooling is None else info.pooling.names,
         )
+
+    def _build(
+        self,
+        info: EngineInfo,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        media: PicturePreparation | None,
+    ) -> App:
+        launch = self._launch
+        model_info = self._model_info(info, media)
         adapters = self._engine_client.adapters
         input_processor = InputProcessor(self._config, model_info, tokenizer, template, adapters)
         for known in filter(None, (engine.info for engine in self._engine_client.engines)):
