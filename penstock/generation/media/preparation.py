@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 from penstock.generation.media.lifting import part_of
@@ -22,13 +23,12 @@ ROOM_WAIT_S = 15.0
 _BASE64 = ";base64"
 
 
-class _NoRoomError(Exception):
-    """There is no room for the picture of ``field``, as other requests have theirs in the store."""
+TURN_S = 5.0
+"""How long one turn lasts: a host from which pictures come slowly is in nobody's way for longer."""
 
-    def __init__(self, field: str, refused: Refused) -> None:
-        super().__init__(field)
-        self.field = field
-        self.refused = refused
+
+class _NoRoomError(Exception):
+    """There is no room for a picture, as other requests have theirs in the store."""
 
 
 class Pictures:
@@ -87,24 +87,31 @@ class Pictures:
 
     async def _prepare_in_turn(self, wanted: Sequence[tuple[str, WantedPicture]]) -> None:
         """Requests that hold some of their pictures would wait for each other's room: one at a time does."""
-        error = _NoRoomError(wanted[0][0], Refused("busy", "the media cache has no room (--media-cache)"))
         try:
-            async with asyncio.timeout(ROOM_WAIT_S), self._client.last_room():
-                self.prepared = []
+            async with asyncio.timeout(ROOM_WAIT_S):
                 while len(self.prepared) < len(wanted):
-                    try:
-                        self.prepared.append(await self._prepare_one(*wanted[len(self.prepared)]))
-                    except _NoRoomError as again:
-                        error = again
+                    self._release_all()
+                    self.prepared = []
+                    async with self._client.last_room():
+                        await self._take_turn(wanted)
         except TimeoutError:
-            raise _api_error(error.refused, error.field) from None
+            text = "the media cache has no room (--media-cache)"
+            raise _api_error(Refused("busy", text), wanted[0][0]) from None
+
+    async def _take_turn(self, wanted: Sequence[tuple[str, WantedPicture]]) -> None:
+        """Prepare one picture after the other, as many as there is time for."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TURN_S):
+                while len(self.prepared) < len(wanted):
+                    with contextlib.suppress(_NoRoomError):
+                        self.prepared.append(await self._prepare_one(*wanted[len(self.prepared)]))
 
     async def _prepare_one(self, field: str, picture: WantedPicture) -> MediaPrepared:
         try:
             prepared = await self._client.prepare(picture)
         except Refused as error:
             if (never := self._never_fits(error)) is None and error.size:
-                raise _NoRoomError(field, error) from None
+                raise _NoRoomError from None
             raise _api_error(never or error, field) from None
         if self._released:  # the client has gone
             self._client.release(prepared.key)

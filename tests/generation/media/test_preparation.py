@@ -28,16 +28,21 @@ class Client:
         """Bytes that other requests hold, until one waits for room."""
         self.held: list[bytes] = []
         self.crowded = False
+        self.turns = 0
+        self.slow = 0
+        """Pictures that do not come before the turn is over."""
 
     @asynccontextmanager
     async def last_room(self) -> AsyncIterator[None]:
         assert self.held == []
+        self.turns += 1
         self.others = 0
         yield
 
     async def prepare(self, picture: WantedPicture) -> MediaPrepared:
         key, size = bytes(picture.data), len(picture.data)
-        await asyncio.sleep(0)
+        self.slow -= 1
+        await asyncio.sleep(0 if self.slow < 0 else 60)
         if self.others + sum(map(len, {*self.held, key})) > self.capacity:
             raise Refused("busy", "no room", size)
         self.held.append(key)
@@ -77,10 +82,18 @@ def test_pictures_that_fit_wait_for_those_of_others() -> None:
     assert client.held == []
 
 
+def test_a_turn_ends_for_one_whose_pictures_come_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.generation.media.preparation.TURN_S", 0.01)
+    client = Client()
+    client.crowded, client.slow = True, 2
+    assert len(prepare(client, "AAAA", "BBBB").prepared) == 2
+    assert (client.turns, client.held) == (3, [])
+
+
 def test_room_that_does_not_come_is_the_servers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.generation.media.preparation.ROOM_WAIT_S", 0.01)
     client = Client(others=8)
     monkeypatch.setattr(client, "last_room", contextlib.nullcontext)
-    with pytest.raises(ApiError, match="image 0: no room") as caught:
+    with pytest.raises(ApiError, match="image 0: the media cache has no room") as caught:
         prepare(client, "AAAA")
     assert (caught.value.status, caught.value.code) == (503, "media_busy")
