@@ -26,6 +26,7 @@ SPLIT_BYTES = 16 << 10
 TURN_BYTES = 512 << 10
 """Bytes in one turn of the event loop."""
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_"
+_OF_NUMBERS = b"0123456789+-eE"
 _IS_OTHER = bytes(byte not in _ALPHABET for byte in range(256))
 _PREFIX = b"PenstockLongValue+++"
 _NONCE_BYTES, _DIGEST_BYTES = 16, 20
@@ -83,6 +84,8 @@ class LongValueScan:
         self._run: list[bytes] = []
         """Base64 at the end of what was searched,"""
         self._run_bytes = 0
+        self._is_number = False
+        """Whether the run begins as a long number does: it is text."""
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         self._nonce = secrets.token_hex(_NONCE_BYTES).encode()
         self._values: dict[bytes, list[bytes]] = {}
@@ -95,7 +98,7 @@ class LongValueScan:
     @property
     def in_value(self) -> bool:
         """Whether the latest slice ends within a long value."""
-        return self._run_bytes >= MIN_VALUE_BYTES
+        return self._run_bytes >= MIN_VALUE_BYTES and not self._is_number
 
     @property
     def values(self) -> int:
@@ -167,6 +170,9 @@ class LongValueScan:
             piece = piece[rest:]
         if piece:
             self._digest.update(piece)
+            if self._run_bytes < MIN_VALUE_BYTES <= self._run_bytes + len(piece):
+                begin = b"".join((*self._run, piece))[:MIN_VALUE_BYTES]
+                self._is_number = not begin.translate(None, _OF_NUMBERS)
             self._run_bytes += len(piece)
             if self.keeps or not self.in_value:
                 self._run.append(piece)
@@ -180,7 +186,7 @@ class LongValueScan:
             self._values.setdefault(mark, self._run if self.keeps else [])
         else:
             self._text += b"".join(self._run)
-        self._run, self._run_bytes = [], 0
+        self._run, self._run_bytes, self._is_number = [], 0, False
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
     def _mark(self) -> bytes:

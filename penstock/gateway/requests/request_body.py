@@ -173,7 +173,7 @@ def read_request(
         include_usage=None if options is None else options.include_usage,
         priority=body.priority or 0,
         prompt=prompt,
-        session=_session(body),
+        session=_session(body, values),
         response=response_in_body(bytes(body.previous_response_id), bytes(body.input)),
         background=bytes(body.background) == b"true",
         most_output=_most_output(body),
@@ -189,13 +189,14 @@ def response_of(path: str, body: RequestBody | None) -> str | None:
     return body.response if path in (RESPONSES, COMPACT) else None
 
 
-def _session(body: _Body) -> str | None:
-    """What is malformed is left to the server."""
+def _session(body: _Body, values: LongValues) -> str | None:
+    """What is malformed is left to the server. A long name is the same in every body, as its digest."""
     try:
         for named in (body.session_id, body.prompt_cache_key):
-            if named and (key := _decode_text(named)):
+            if named and (key := _decode_text(values.compared(bytes(named))[0])):
                 return key
-        return _decode_metadata(body.metadata).user_id if body.metadata else None
+        metadata = values.compared(bytes(body.metadata))[0]
+        return _decode_metadata(metadata).user_id if metadata else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 

@@ -12,8 +12,9 @@ import msgspec
 
 from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConnection
 from penstock.gateway.requests.apis import rejection_reason
-from penstock.gateway.requests.body_rest import ReceivedBody
+from penstock.gateway.requests.generation_body import received_whole
 from penstock.gateway.requests.incoming_request import IncomingRequest
+from penstock.gateway.requests.long_values import NO_VALUES
 from penstock.gateway.requests.named_response import RESPONSES
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
@@ -228,14 +229,18 @@ class ClientSession:
         await intake.authorize(record, head.fields, head.address)
         id = (REQUEST_ID, record.request_id.encode("latin-1"))
         added = [*head.relayed, (b"content-type", b"application/json"), id, head.via]
+        received = await received_whole(create.raw)
         incoming = intake.read(
             record,
             head.headers,
-            ReceivedBody(create.raw),
+            received,
             session=head.session,
             relayed_headers=inject_trace_context(added, record.trace),
             target=head.target,
         )
+        if received.values and incoming.body is not None:  # counted without them; a message is sent whole
+            body = msgspec.structs.replace(incoming.body, raw=create.raw)
+            incoming = msgspec.structs.replace(incoming, raw=create.raw, body=body, values=NO_VALUES)
         if incoming.session is None and (incoming.body is None or incoming.body.session is None):
             incoming = msgspec.structs.replace(incoming, session=f"websocket {head.request_id}")
         return incoming

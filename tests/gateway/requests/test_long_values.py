@@ -129,3 +129,20 @@ def test_a_mark_that_a_client_writes_stands_for_nothing() -> None:
         again, held = split(body)
         assert held.compared(again)[1] == 1
         assert b"".join(held.filled(again)) == body
+
+
+@pytest.mark.parametrize("number", ["1" * 70_000, "-1." + "0" * 5000 + "e+1"])
+def test_long_numbers_are_text(number: str) -> None:
+    body = f'{{"model":"m","n":{number},"messages":"{PICTURE}"}}'.encode()
+    text, values = split(body)
+    assert len(values.by_mark) == 1
+    assert read_request(text, values=values).pictures == 1, "it is JSON"
+
+
+@pytest.mark.parametrize("name", ["session_id", "prompt_cache_key", "metadata"])
+def test_a_long_name_of_a_session_is_the_same_in_every_body(name: str) -> None:
+    named = {name: {"user_id": PICTURE} if name == "metadata" else PICTURE}
+    body = json.dumps({"model": "m", "messages": "x", **named}).encode()
+    one, two = [read_request(text, values=values).session for text, values in (split(body), split(body))]
+    assert one is not None
+    assert one == two
