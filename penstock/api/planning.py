@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
@@ -68,21 +68,43 @@ class RequestPlanner:
         self._check_open = check_open
         self._look_ups = asyncio.Semaphore(MAX_LOOK_UPS)
 
-    async def planned(
+    def planned(
         self, request: ApiRequest, dialect: Dialect, body: bytes, accept: Headers
-    ) -> tuple[RequestPlan, list[Prompt] | None, RequestInfo]:
+    ) -> Coroutine[Any, Any, tuple[RequestPlan, list[Prompt] | None, RequestInfo]]:
         """The plan of a body. Raises ApiError."""
-        lifted = None
         if dialect.lifts_images and self._media is not None and len(body) > INLINE_BODY:
             lifted = LiftedBody(body)
-            body = lifted.body
+            if lifted.parts:
+                return self._planned_lifted(request, dialect, accept, lifted)
+        return self._planned(request, dialect, body, accept, None)
+
+    async def _planned_lifted(
+        self, request: ApiRequest, dialect: Dialect, accept: Headers, lifted: LiftedBody
+    ) -> tuple[RequestPlan, list[Prompt] | None, RequestInfo]:
+        """As :meth:`planned`. What is refused is refused for the whole body: an error may quote a value, which
+        is what the client sent, and no name of a part."""
+        try:
+            return await self._planned(request, dialect, lifted.body, accept, lifted)
+        except ApiError as error:
+            if error.status >= 500:
+                raise
+        return await self._planned(request, dialect, lifted.whole, accept, None)
+
+    async def _planned(
+        self,
+        request: ApiRequest,
+        dialect: Dialect,
+        body: bytes,
+        accept: Headers,
+        lifted: LiftedBody | None,
+    ) -> tuple[RequestPlan, list[Prompt] | None, RequestInfo]:
         turn = self.turns.begin(request.tenant, len(body))
         derived = request.http.derived
         session = None if derived is None else derived.get(SESSION)
         http = request.http
         asked = http.header(b"x-request-id")
         info = RequestInfo(asked, request.tenant, accept, session, turn, http.path, http.target)
-        if lifted is not None and lifted.parts:
+        if lifted is not None:
             info = info._replace(restored=lifted.restored)
         looking = dialect.look_up(body, info)
         if looking is None:
@@ -105,7 +127,7 @@ class RequestPlanner:
     ) -> tuple[RequestPlan, list[Prompt] | None]:
         """The plan of a body without what was lifted, or of the whole one if some of that is no picture."""
         earlier = 0 if found is None else found.size
-        if lifted is None or not lifted.parts:
+        if lifted is None:
             return await self._plan_anywhere(request, len(body) + earlier, dialect, body, info, found)
         size, whole = len(body) + earlier, lifted.whole
         if dialect.stores_images and len(whole) > RESTORED_INLINE:

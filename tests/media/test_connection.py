@@ -210,6 +210,10 @@ def test_files_are_read_where_that_is_allowed(play: Callable[[Case], None], tmp_
 def test_what_is_no_picture_is_refused_and_the_connection_goes_on(play: Callable[[Case], None]) -> None:
     async def case(worker: Worker, peer: Peer) -> None:
         assert (await peer.ask(b"A", base64=True)).code == "invalid"
+        picture = base64.b64encode(png())
+        for byte in (b"\0", b"\xff", b"!"):
+            refused = await peer.ask(picture[:40] + byte + picture[40:], base64=True)
+            assert (refused.code, "not base64" in refused.message) == ("invalid", True)
         assert (await peer.ask(b"GIF89a")).code == "invalid"
         large = await peer.ask(b"x" * (2 << 20))
         assert (large.code, "--media-max-bytes" in large.message) == ("too_large", True)

@@ -236,6 +236,29 @@ def test_other_apis_name_their_own_field(server: Server) -> None:
     assert found.json()["error"]["param"] == "input[0].content[0].image_url"
 
 
+QUOTED = "data:image/png;base64," + "QUJD" * 12_000
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": QUOTED, "content": "x"}]}),
+        ("/v1/chat/completions", {"messages": QUOTED}),
+        ("/v1/responses", {"input": "x", "previous_response_id": QUOTED}),
+        ("/v1/responses", {"input": "x", "truncation": QUOTED}),
+        ("/v1/messages", {"max_tokens": 4, "messages": [{"role": QUOTED, "content": "x"}]}),
+        ("/api/chat", {"messages": [{"role": QUOTED, "content": "x"}]}),
+        ("/v1beta/models/m:generateContent", {"contents": [{"role": QUOTED, "parts": [{"text": "x"}]}]}),
+        ("/v1/chat/completions", {"model": QUOTED, "messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+def test_an_error_quotes_what_the_client_sent(server: Server, path: str, fields: dict[str, Any]) -> None:
+    found = post(server, path, {"model": "m", **fields})
+    assert 400 <= found.status_code < 500
+    assert "penstockPart" not in found.text
+    assert ";base64," not in found.text or ";base64,QUJD" in found.text
+
+
 def counts(server: Server) -> dict[str, float]:
     """Pictures by outcome, of all API servers."""
     text = httpx.get(f"{server.url}/metrics", headers=MINE, timeout=60, verify=TLS).text
