@@ -81,8 +81,8 @@ class RequestPlanner:
     async def _planned_lifted(
         self, request: ApiRequest, dialect: Dialect, accept: Headers, lifted: LiftedBody
     ) -> tuple[RequestPlan, list[Prompt] | None, RequestInfo]:
-        """As :meth:`planned`. What is refused is refused for the whole body: an error may quote a value, which
-        is what the client sent, and no name of a part."""
+        """As :meth:`planned`. What is refused is refused for the whole body: an error quotes what the client
+        sent, and no name of a part."""
         try:
             return await self._planned(request, dialect, lifted.body, accept, lifted)
         except ApiError as error:
