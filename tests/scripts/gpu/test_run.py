@@ -148,7 +148,7 @@ def test_a_run_that_is_ended_ends_its_stage_and_keeps_the_report(
 
 
 def test_all_stages_together_keep_the_limit(tmp_path: Path) -> None:
-    """Each of three that hang gets a third of what is left; what a fourth, which ends, leaves goes to them."""
+    """Each of three that hang gets a third of what is left, also of what one that ends has left."""
     stages = [stage("a", "pass", 4), *(stage(letter, HANGS, 1) for letter in "bcd")]
     began = time.monotonic()
     _, report, _ = run_stages(tmp_path, stages, minutes=(run.SPARE_S + 6) / 60)
