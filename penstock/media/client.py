@@ -200,7 +200,7 @@ class MediaClient:
                 self.counts.lost += 1
                 continue
             if isinstance(answer, MediaRefused):
-                raise Refused(answer.code, answer.message, answer.size)
+                raise Refused(answer.code, answer.message, answer.key, answer.size)
             return answer
         raise Refused("internal", "the image has ended the processes that were to decode it")
 
@@ -245,7 +245,8 @@ class MediaClient:
             prepared = await self._prepare_once(memo, picture)
             if self._hold(prepared.key):
                 return prepared
-        raise Refused("busy", "the media cache has no room (--media-cache)", prepared.size)
+        text = "the media cache has no room (--media-cache)"
+        raise Refused("busy", text, prepared.key, prepared.size)
 
     def recall(self, picture: WantedPicture) -> MediaPrepared | None:
         """As :meth:`prepare`, without waiting and counting; None: it must wait."""

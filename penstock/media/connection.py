@@ -134,7 +134,7 @@ class MediaConnections:
         try:
             answer = await self._preparer.prepare(request, data)
         except Refused as error:
-            answer = MediaRefused(request.number, error.code, error.message, error.size)
+            answer = MediaRefused(request.number, error.code, error.message, error.key, error.size)
         except Exception as error:  # noqa: BLE001 - one picture's fault is no other's
             text = "a picture cannot be prepared: %s: %s"
             self._warn(type(error).__name__, text, type(error).__name__, error, exc_info=True)

@@ -42,6 +42,8 @@ TENANT_CHARACTERS = 32
 """Of a salt, which begins with the tenant of the request's key; the rest is the request's own."""
 _IN_THREAD_BYTES = 256 << 10
 """Larger files are decoded from base64, and hashed, in a thread."""
+_FROM_URL_ALPHABET = bytes.maketrans(b"-_", b"+/")
+"""The alphabet for URLs is that of the bytes of Google's packages."""
 _BASE64 = f"{string.ascii_letters}{string.digits}+/=-_{string.whitespace}".encode()
 
 
@@ -210,7 +212,7 @@ class PicturePreparer:
             except StoreFull as error:
                 if time.monotonic() > deadline:
                     text = f"the media cache has no room (--media-cache): {error}"
-                    raise Refused("busy", text, size) from None
+                    raise Refused("busy", text, key, size) from None
             await asyncio.sleep(_ROOM_RETRY_S)
 
 
@@ -229,6 +231,6 @@ def _from_base64(data: bytes) -> bytes:
     if others := data.translate(None, _BASE64):
         raise Refused("invalid", f"the image is not base64: it has the byte {others[:1]!r}")
     try:
-        return binascii.a2b_base64(data)
+        return binascii.a2b_base64(data.translate(_FROM_URL_ALPHABET))
     except binascii.Error as error:
         raise Refused("invalid", f"the image is not base64: {error}") from None

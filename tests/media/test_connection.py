@@ -157,6 +157,17 @@ def play(tmp_path: Path) -> Callable[[Case], None]:
     return lambda case: asyncio.run(asyncio.wait_for(run(case), 60))
 
 
+def test_both_alphabets_of_base64(play: Callable[[Case], None]) -> None:
+    pictures = (png(color=color) for color in range(100))
+    picture = next(each for each in pictures if {*b"-_"} & {*base64.urlsafe_b64encode(each)})
+
+    async def case(worker: Worker, peer: Peer) -> None:
+        usual = await peer.ask(base64.b64encode(picture), base64=True)
+        assert (await peer.ask(base64.urlsafe_b64encode(picture), base64=True)).key == usual.key
+
+    play(case)
+
+
 def test_a_picture_is_prepared_once(play: Callable[[Case], None]) -> None:
     async def case(worker: Worker, peer: Peer) -> None:
         first = await peer.ask(base64.b64encode(png()), base64=True)

@@ -90,15 +90,13 @@ class _Media(NamedTuple):
         name, data = ("inlineData", inline) if inline is not None else ("fileData", file or {})
         field = f"{self.field}[{at}]{below}.{name}"
         key = next((each for each in ("mimeType", "mime_type") if data.get(each)), "mimeType")
-        kind = str(data.get(key) or "").partition("/")[0]
+        kind = str(data.get(key) or ("" if inline is None else "image")).partition("/")[0]
         if kind != "image" or not self.content.sees_images:
             names = {"image": "image", "audio": "recording", "video": "video"}
             return self.content.add(names.get(kind, "document"), field)
         if inline is not None:
-            given = data.get("data")
-            if isinstance(given, str):  # bytes of Google's packages are in the alphabet for URLs
-                given = given.replace("-", "+").replace("_", "/")
-            return self.content.see(image_of(given, f"{field}.data", data.get(key), f"{field}.{key}"))
+            found = image_of(data.get("data"), f"{field}.data", data.get(key) or "", f"{field}.{key}")
+            return self.content.see(found)
         url = data.get("fileUri") or data.get("file_uri")
         if not str(url).startswith(("https:", "http:")):
             raise refused(f"{field}.fileUri must be an https: or http: URL.", f"{field}.fileUri", url)

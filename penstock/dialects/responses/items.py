@@ -34,7 +34,8 @@ TRIGGER = "compaction_trigger"
 COMPACTIONS = ("compaction", "compaction_summary", "context_compaction")
 """Names that clients have for the type of an item that stands for the conversation before it."""
 ROLES = ("user", "assistant", "system", "developer")
-_IMAGES = ("input_image", "computer_screenshot")
+_IMAGES = ("input_image", "computer_screenshot", "image_url")
+"""Types of parts that are images; the last one is that of chat completions."""
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 

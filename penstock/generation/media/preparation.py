@@ -41,6 +41,8 @@ class Pictures:
         self.prepared: list[MediaPrepared] = []
         """In the order of the prompt."""
         self._held: list[MediaPrepared] = []
+        self._sizes: dict[bytes, int] = {}
+        """Bytes of the pages of each picture that was looked at."""
         self._released = False
 
     @property
@@ -69,17 +71,15 @@ class Pictures:
         :class:`LiftedBody`."""
         wanted = [(source.field, _wanted(source, salt, parts)) for source in sources]
         if not self._client.crowded:
-            try:
-                await self._prepare_all(wanted)
-                return
-            except _NoRoomError:
-                self._release_all()
+            await self._prepare_all(wanted)
         await self._prepare_in_turn(wanted)
 
     async def _prepare_all(self, wanted: Sequence[tuple[str, WantedPicture]]) -> None:
         work = [asyncio.ensure_future(self._prepare_one(*each)) for each in wanted]
         try:
-            self.prepared = [await each for each in work]
+            for each in work:  # all, so that it is known whether they could ever have room
+                with contextlib.suppress(_NoRoomError):
+                    self.prepared.append(await each)
         finally:
             for each in work:
                 each.cancel()
@@ -110,22 +110,25 @@ class Pictures:
         try:
             prepared = await self._client.prepare(picture)
         except Refused as error:
-            if (never := self._never_fits(error)) is None and error.size:
+            if error.size:
+                self._check_fit(field, error.key, error.size)
                 raise _NoRoomError from None
-            raise _api_error(never or error, field) from None
+            raise _api_error(error, field) from None
         if self._released:  # the client has gone
             self._client.release(prepared.key)
         else:
             self._held.append(prepared)
+            self._check_fit(field, prepared.key, prepared.size)
         return prepared
 
-    def _never_fits(self, error: Refused) -> Refused | None:
-        """Instead of a refusal for want of room, if the request's own pictures are in the way."""
-        size = error.size + sum({each.key: each.size for each in self._held}.values())
-        if not error.size or size <= self._client.capacity:
-            return None
-        text = f"the request's images take {size} bytes or more when they are prepared"
-        return Refused("too_large", f"{text}, and {self._client.capacity} are kept (--media-cache)")
+    def _check_fit(self, field: str, key: bytes, size: int) -> None:
+        """Raises ApiError if the request's pictures would find no room in an empty store."""
+        self._sizes[key] = size
+        size = sum(self._sizes.values())
+        if size > self._client.capacity:
+            text = f"the request's images take {size} bytes or more when they are prepared"
+            kept = f"{self._client.capacity} are kept (--media-cache)"
+            raise _api_error(Refused("too_large", f"{text}, and {kept}"), field)
 
     def encode(
         self,

@@ -79,12 +79,14 @@ class Recovery:
         if not fatal:  # those that fail as often as these serve nobody
             others = [child for child in others if not child.policy.keeps_failing]
         goes_on = self._lifecycle.serving and (bool(others) or role in _DISPENSABLE)
-        rest = f" with {join_names(others)}" if others else ""
+        serving = [child for child in others if child.state is ChildState.READY]
+        rest = f" with {join_names(serving)}" if serving else ""
         keeps_failing = gone[0].policy.keeps_failing
         if not fatal and (goes_on or not keeps_failing):
             if keeps_failing:
-                text = f"{name} keeps failing to start; serving goes on{rest}"
-                self._children.log(logging.ERROR, text)
+                waits = bool(others) and not serving
+                what = f"{join_names(others)} may start yet" if waits else f"serving goes on{rest}"
+                self._children.log(logging.ERROR, f"{name} keeps failing to start; {what}")
             self._children.log(logging.INFO, f"{name} is started again in {delay:g} s")
             for child in gone:
                 child.schedule_restart(now + delay)

@@ -104,8 +104,9 @@ class MediaRefused(msgspec.Struct, array_like=True, frozen=True, tag=4):
     number: _Count
     code: Refusal
     message: str
+    key: Annotated[bytes, Meta(max_length=64)] = b""
     size: int = 0
-    """Bytes of the pages that found no room, if that is why."""
+    """Of the pages that found no room, if that is why."""
 
 
 ToMediaWorker: TypeAlias = PrepareMedia | AbandonMedia

@@ -44,7 +44,7 @@ class Client:
         self.slow -= 1
         await asyncio.sleep(0 if self.slow < 0 else 60)
         if self.others + sum(map(len, {*self.held, key})) > self.capacity:
-            raise Refused("busy", "no room", size)
+            raise Refused("busy", "no room", key, size)
         self.held.append(key)
         return MediaPrepared(1, key, size, b"")
 
@@ -70,6 +70,14 @@ def test_pictures_that_never_fit_together_are_the_requests_fault() -> None:
         prepare(client, "AAAA", "BBBB", "CCCC")
     assert (caught.value.status, caught.value.code) == (400, "invalid_image")
     assert client.held == []
+
+
+def test_pictures_that_never_fit_are_refused_beside_those_of_others() -> None:
+    client = Client(others=8)
+    with pytest.raises(ApiError, match="12 bytes or more") as caught:
+        prepare(client, "AAAA", "BBBB", "CCCC")
+    assert caught.value.status == 400
+    assert (client.held, client.turns) == ([], 0)
 
 
 def test_the_same_picture_again_takes_no_more_room() -> None:
