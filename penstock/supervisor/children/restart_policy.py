@@ -15,7 +15,8 @@ takes minutes to fail would never fail often enough within one."""
 
 
 class RestartPolicy:
-    """The back-off of one child, or of a group. Times are seconds of any monotonic clock."""
+    """The back-off of one child, or of a group. Times are seconds of any monotonic clock. ``max_delay``: the
+    longest wait for a child that does not keep failing to start."""
 
     def __init__(self, max_delay: float = MAX_DELAY_S) -> None:
         self._max_delay = max_delay
@@ -42,6 +43,7 @@ class RestartPolicy:
         elif now - self._ready_at >= STABLE_AFTER_S:
             self._delay = FIRST_DELAY_S
         self._ready_at = None
-        delay = self._delay
-        self._delay = min(2 * delay, self._max_delay)
+        longest = MAX_DELAY_S if self.keeps_failing else self._max_delay
+        delay = min(self._delay, longest)
+        self._delay = min(2 * delay, longest)
         return delay

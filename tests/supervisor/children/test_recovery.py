@@ -153,7 +153,7 @@ def test_media_workers_are_awaited_restarted_soon_and_not_needed_for_serving() -
     for name in (first, second):
         for _ in range(5):
             actions = manager.exited(name, 1, now)
-            now += MAX_MEDIA_DELAY_S
+            now += MAX_DELAY_S
             assert Spawn(name, manager.restarts(name) + 1) in manager.tick(now)
         assert any("keeps failing to start; serving goes on" in text for text in errors(actions))
     assert manager.phase is Phase.SERVING

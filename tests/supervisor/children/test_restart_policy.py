@@ -18,6 +18,15 @@ def test_a_child_keeps_failing_from_the_third_failed_start_in_a_row_on() -> None
     assert told == [(FIRST_DELAY_S, False), (2 * FIRST_DELAY_S, False), (4 * FIRST_DELAY_S, True)]
 
 
+def test_a_child_that_keeps_failing_waits_longer_than_its_usual_limit() -> None:
+    policy = RestartPolicy(max_delay=0.15)
+    delays = [policy.next_delay(0.0) for _ in range(12)]
+    assert delays[:3] == [0.1, 0.15, 0.15]
+    assert delays[-1] == MAX_DELAY_S
+    policy.on_ready(1.0)
+    assert policy.next_delay(2.0) == 0.15
+
+
 def test_a_start_that_works_forgives_those_that_did_not() -> None:
     policy = RestartPolicy()
     policy.next_delay(0.0)
