@@ -133,13 +133,23 @@ def _serve(requests: socket.socket) -> list[str]:
                 return list(arguments)
             os.close(output)
             os.write(end, b"%8d" % pid)
-            os.write(end, b"%8d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            _end_with_tests(pid, end)
+            with contextlib.suppress(BrokenPipeError):
+                os.write(end, b"%8d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
             os._exit(0)
         for fd in fds:
             os.close(fd)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+
+
+def _end_with_tests(pid: int, end: int) -> None:
+    """Wait for the end of a process; it is killed if that of the tests comes first, however they end."""
+    if hasattr(os, "pidfd_open"):
+        ended = os.pidfd_open(pid)
+        if ended not in select.select([ended, end], [], [])[0]:
+            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
