@@ -38,8 +38,11 @@ class Worker:
         return [call.key for call in self.controls.calls]
 
     async def make(self, call: ControlCall, *, settled: bool = True, missed: tuple[str, ...] = ()) -> str:
-        """A call from its beginning to its end."""
-        refusal = await self.controls.begin(call)
+        """A call from its beginning to its end. That of an earlier one of the other worker may be on its
+        way."""
+        async with asyncio.timeout(60):
+            while "is under way" in (refusal := await self.controls.begin(call)):
+                await asyncio.sleep(0.001)
         if not refusal:
             self.controls.end(ControlEnd(call, settled, list(missed)))
         return refusal
